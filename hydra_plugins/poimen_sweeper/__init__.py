@@ -1,0 +1,1 @@
+"""The sweeper ``poimen`` for Hydra (``hydra/sweeper=poimen``)."""

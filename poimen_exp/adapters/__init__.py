@@ -1,0 +1,1 @@
+"""Adapters: export, manifest, mount check, registry, serving, merging."""

@@ -1,0 +1,229 @@
+"""One run from its composed configuration to its exit: checks, backend, records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from poimen_exp.config.keys import check_keys
+from poimen_exp.config.paths import register_resolvers
+from poimen_exp.config.schema import MISSING_CORPUS, PoimenKeys, typed_keys
+from poimen_exp.config.tree import MISSING, check_verl_version, resolved
+from poimen_exp.errors import Refused, RunFailed
+
+if TYPE_CHECKING:
+    from poimen_exp.corpus import Corpus
+    from poimen_exp.gates.check_report import GateCheckReport
+    from poimen_exp.solo.plan import FieldPlan
+    from poimen_exp.solo.settings import LossSettings, SoloSettings
+    from poimen_exp.solo.setup import GateSetup
+    from poimen_exp.tracking.result import RunResult
+    from poimen_exp.tracking.run_folder import RunFolder
+    from poimen_exp.tracking.tracker import Tracker
+
+REFUSED_ROOT = Path("multirun")
+"""Where the report of a refused gate check goes: ``multirun/refused/<time>/``."""
+
+
+@dataclass(frozen=True)
+class SoloRun:
+    """What a solo run reads, checked."""
+
+    settings: SoloSettings
+    plan: tuple[FieldPlan, ...]
+    setup: GateSetup
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A configuration that may be trained.
+
+    Attributes:
+        solo: None where verl is the backend.
+    """
+
+    keys: PoimenKeys
+    corpus: Corpus
+    report: GateCheckReport
+    solo: SoloRun | None
+
+
+def check(cfg: DictConfig) -> Checked:
+    """Everything that can be refused before work: keys, values, plan, model folder, corpus, gate check.
+
+    Nothing of a run is written. Asking again about the same configuration costs nothing.
+
+    Raises:
+        Refused: with what is wrong. A failed gate check leaves its report under ``multirun/refused/<time>/``.
+    """
+    return _checked(OmegaConf.to_yaml(cfg))
+
+
+@lru_cache(maxsize=1)
+def _checked(text: str) -> Checked:
+    cfg = OmegaConf.create(text)
+    assert isinstance(cfg, DictConfig)
+    check_verl_version()
+    check_keys(cfg)
+    return _check_solo(cfg) if cfg.backend == "solo" else _check_verl(cfg)
+
+
+def _check_solo(cfg: DictConfig) -> Checked:
+    from poimen_exp.solo.plan import compile_settings
+
+    settings, plan = compile_settings(cfg)
+    keys = typed_keys(resolved(cfg))
+    from poimen_exp.solo.setup import gate_setup
+
+    setup = gate_setup(settings.model, settings.gates, settings.corpus, settings.rollout.max_prompt_length)
+    report = _gate_check(keys, setup.corpus, settings.loss)
+    return Checked(keys, setup.corpus, report, SoloRun(settings, tuple(plan), setup))
+
+
+def _check_verl(cfg: DictConfig) -> Checked:
+    keys = typed_keys(resolved(cfg))
+    if keys.corpus.path == MISSING:
+        raise Refused(MISSING_CORPUS)
+    from poimen_exp.verl_backend.preflight import preflight
+    from poimen_exp.verl_backend.reader import open_reader
+    from poimen_exp.verl_backend.settings import settings_of
+
+    preflight(cfg)
+    corpus = open_reader(settings_of(cfg).reader).corpus
+    return Checked(keys, corpus, _gate_check(keys, corpus, None), None)
+
+
+def _gate_check(keys: PoimenKeys, corpus: Corpus, loss: LossSettings | None) -> GateCheckReport:
+    from poimen_exp.gates.check import GateCheckSettings, run_gate_check, write_refused_report
+
+    rules = GateCheckSettings(
+        alpha=keys.alpha,
+        turn_baseline=keys.advantage.turn_baseline,
+        on_unparsed=keys.gates.on_unparsed,
+        matcher=keys.gates.matcher,
+        loss=loss,
+    )
+    report = run_gate_check(corpus.split("train"), rules)
+    if not report.passed:
+        write_refused_report(report, REFUSED_ROOT)
+        report.require()
+    return report
+
+
+def run(cfg: DictConfig) -> float | None:
+    """A new run in the folder that Hydra made; its value is the best ``val/reward/total``.
+
+    Raises:
+        Refused: see ``check``.
+        RunFailed: the run began and could not end well.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    from poimen_exp.tracking.run_folder import RunFolder
+
+    checked = check(cfg)
+    with RunFolder.create(Path(HydraConfig.get().runtime.output_dir)) as folder:
+        return _train(cfg, checked, folder, resume=False).objective_value
+
+
+def resume(path: Path, overrides: Sequence[str] = ()) -> RunResult:
+    """Goes on with the run in ``path`` from its newest complete checkpoint.
+
+    Args:
+        overrides: ``key=value`` on top of the run's own configuration, as more steps.
+    """
+    from poimen_exp.tracking.run_folder import RunFolder
+
+    cfg = resumed_config(path, overrides)
+    checked = check(cfg)
+    with RunFolder.open(path, "resume") as folder:
+        return _train(cfg, checked, folder, resume=True)
+
+
+def resumed_config(path: Path, overrides: Sequence[str]) -> DictConfig:
+    """The configuration of a run, with overrides.
+
+    Raises:
+        Refused: no run lies there; a key that the run does not have.
+    """
+    file = path / "resolved.yaml"
+    if not file.is_file():
+        raise Refused(f"{path}: no run lies here; expected a folder with resolved.yaml")
+    from poimen_exp.config.compose import override
+
+    cfg = OmegaConf.load(file)
+    if not isinstance(cfg, DictConfig):
+        raise Refused(f"{file}: damaged: expected a mapping")
+    return override(cfg, overrides)
+
+
+def _train(cfg: DictConfig, checked: Checked, folder: RunFolder, resume: bool) -> RunResult:
+    """Records around a backend. A collapse stop is a failed run that keeps its result."""
+    from poimen_exp.tracking.progress import ProgressLine, print_results
+    from poimen_exp.tracking.result import GOOD
+    from poimen_exp.tracking.tracker import Tracker
+
+    register_resolvers()
+    values = resolved(cfg)
+    _record(folder, cfg, checked)
+    listeners = [ProgressLine(int(values["trainer"]["total_training_steps"]))]
+    with Tracker(folder, checked.keys.tracking, values, listeners) as tracker:
+        tracker.describe(_provenance(checked, values))
+        result = _backend(cfg, checked, folder, tracker, resume)
+        folder.write_result(result)
+        tracker.finish(result.status)
+    print_results(folder.read_lines(), result.best_step)
+    _publish(checked, folder)
+    if result.status not in GOOD:
+        raise RunFailed(f"{folder.path}: the run ended as {result.status!r}; its records and checkpoints are kept")
+    return result
+
+
+def _record(folder: RunFolder, cfg: DictConfig, checked: Checked) -> None:
+    folder.write_resolved(OmegaConf.to_yaml(cfg, resolve=True))
+    folder.write_gate_check(checked.report.to_json())
+    if checked.solo is not None:
+        from poimen_exp.solo.plan import plan_json
+
+        folder.write_plan(plan_json(checked.solo.plan))
+
+
+def _provenance(checked: Checked, values: Mapping[str, Any]) -> Any:
+    from poimen_exp.tracking.provenance import CorpusFacts, collect_provenance, describe_device
+
+    corpus = checked.corpus
+    if checked.solo is None:
+        device = str(values["trainer"]["device"])
+    else:
+        from poimen_exp.solo.policy import pick_device
+
+        device = str(pick_device(checked.solo.settings.device))
+    facts = CorpusFacts(corpus.corpus_id, corpus.sha256, corpus.label_status)
+    return collect_provenance(seed=checked.keys.seed, device=describe_device(device), corpus=facts)
+
+
+def _backend(cfg: DictConfig, checked: Checked, folder: RunFolder, tracker: Tracker, resume: bool) -> RunResult:
+    if checked.solo is None:
+        from poimen_exp.verl_backend.run import run_verl
+
+        return run_verl(cfg, folder, tracker)
+    from poimen_exp.solo.run import run_solo
+    from poimen_exp.tracking.tracker import say_on_stderr
+
+    return run_solo(checked.solo.settings, checked.solo.setup, tracker, say_on_stderr, resume)
+
+
+def _publish(checked: Checked, folder: RunFolder) -> None:
+    """Publishes the adapter where ``adapter.registry`` says."""
+    if checked.keys.adapter.registry is None:
+        return
+    from poimen_exp.adapters.publish import publish_adapter
+    from poimen_exp.adapters.registry import Registry
+
+    published, _ = publish_adapter(folder.path, checked.keys.adapter.name, Registry(checked.keys.adapter.registry))
+    print(f"published {published}")

@@ -1,0 +1,27 @@
+"""The ``poimen`` console script."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from poimen_exp.cli import adapter, corpus, model, runs
+from poimen_exp.errors import EXIT_INTERRUPTED, PoimenError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(corpus.app, name="corpus", help="Check, convert, split and describe corpora.")
+app.add_typer(adapter.app, name="adapter", help="Publish, list, verify and serve adapters.")
+app.add_typer(model.app, name="model", help="Make base models that no hub is needed for.")
+runs.register(app)
+
+
+def main() -> None:
+    """Runs the command line; a refusal is one message on stderr and exit code 2."""
+    try:
+        app()
+    except PoimenError as error:
+        print(f"poimen: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

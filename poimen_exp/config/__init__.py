@@ -1,0 +1,1 @@
+"""The composed configuration: where it comes from, which keys it may have, and what our own keys mean."""

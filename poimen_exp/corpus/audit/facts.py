@@ -1,0 +1,157 @@
+"""What the audits need of a corpus, gathered in one pass and kept in columns."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from poimen_exp.corpus.chunking import ChunkPlan
+from poimen_exp.corpus.index import CorpusIndex, read_row
+from poimen_exp.corpus.labels import exit_labels
+from poimen_exp.corpus.loader import TaskReader
+from poimen_exp.corpus.rows import DocumentRow, TrajectoryRow
+from poimen_exp.errors import CorpusError
+from poimen_exp.gates.types import ReadingTask
+
+SHORT_ANSWER_WORDS = 6
+Column = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Columns over chunks [C] and over trajectories [N]; labels are 1, 0 or -1 for unknown.
+
+    Attributes:
+        chunk_task: [C] which trajectory a chunk belongs to; chunks of one stand together, in order.
+        position: [C] index of the chunk in its trajectory.
+        evidence: [C] update label.
+        exit_here: [C] exit label.
+        project: [N] position of the project in ``projects``.
+        n_chunks: [N].
+        longest: [N] tokens of the longest chunk.
+        exit_index: [N] -1 never, -2 unknown.
+        spelled: [N] 1 if a short answer stands in a chunk labelled evidence-free, 0 if not, -1 if it cannot be asked.
+        spans: [N] evidence spans of documents cut here; cut: [N] those in more than one chunk.
+        headless: [N] chunks that start below a header of their document without showing one.
+    """
+
+    projects: tuple[str, ...]
+    chunk_task: Column
+    position: Column
+    evidence: Column
+    exit_here: Column
+    tokens: Column
+    project: Column
+    n_chunks: Column
+    longest: Column
+    exit_index: Column
+    spelled: Column
+    spans: Column
+    cut: Column
+    headless: Column
+
+    @property
+    def chunk_project(self) -> Column:
+        """[C] project of each chunk."""
+        return self.project[self.chunk_task]
+
+    @property
+    def relative(self) -> Column:
+        """[C] middle of each chunk as a share of its trajectory."""
+        return (self.position + 0.5) / self.n_chunks[self.chunk_task]
+
+
+_CHUNK_COLUMNS = ("chunk_task", "position", "evidence", "exit_here", "tokens")
+_TASK_COLUMNS = ("project", "n_chunks", "longest", "exit_index", "spelled", "spans", "cut", "headless")
+
+
+def gather(
+    index: CorpusIndex,
+    reader: TaskReader,
+    positions: Iterable[int],
+    judge: Callable[[ReadingTask, ChunkPlan], bool] = lambda _task, _plan: True,
+    failed: Callable[[CorpusError], None] | None = None,
+) -> Facts:
+    """One pass over the trajectories at ``positions``.
+
+    Args:
+        judge: says whether a trajectory counts; it sees every one that can be read.
+        failed: gets the error of a trajectory that cannot be cut; None raises it.
+    """
+    chunks = {name: array("i") for name in _CHUNK_COLUMNS}
+    tasks = {name: array("i") for name in _TASK_COLUMNS}
+    for position in positions:
+        try:
+            task, plan = reader.read_with_plan(position)
+        except CorpusError as error:
+            if failed is None:
+                raise
+            failed(error)
+            continue
+        if not judge(task, plan):
+            continue
+        count, number = len(task.chunks), len(tasks["project"])
+        chunks["chunk_task"].extend([number] * count)
+        chunks["position"].extend(range(count))
+        chunks["evidence"].extend(_marks(task.evidence))
+        chunks["exit_here"].extend(_marks(exit_labels(task.exit, count)))
+        chunks["tokens"].extend(plan.counts)
+        place = index.tasks[position]
+        stop = -2 if not task.exit.known else -1 if task.exit.index is None else task.exit.index
+        spans, cut, headless = _cuts(index, reader, place) if place["document"] >= 0 else (0, 0, 0)
+        row = (int(place["project"]), count, max(plan.counts), stop, spelled(task), spans, cut, headless)
+        for name, value in zip(_TASK_COLUMNS, row, strict=True):
+            tasks[name].append(value)
+    columns = {name: np.array(values, np.int32) for name, values in (chunks | tasks).items()}
+    return Facts(index.projects, **columns)
+
+
+def _marks(labels: Iterable[bool | None]) -> list[int]:
+    return [-1 if label is None else int(label) for label in labels]
+
+
+def spelled(task: ReadingTask) -> int:
+    """1 if an answer of at most 6 words (no yes or no) stands in a chunk labelled evidence-free, as whole words."""
+    short = [
+        answer.casefold().strip()
+        for answer in task.answers or ()
+        if 0 < len(answer.split()) <= SHORT_ANSWER_WORDS and answer.casefold().strip() not in ("yes", "no")
+    ]
+    if not short or not any(label for label in task.evidence):
+        return -1
+    pattern = re.compile("|".join(rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in short))
+    free = (chunk for chunk, label in zip(task.chunks, task.evidence, strict=True) if label is False)
+    return int(any(pattern.search(chunk.casefold()) for chunk in free))
+
+
+def _cuts(index: CorpusIndex, reader: TaskReader, place: Any) -> tuple[int, int, int]:
+    """(spans, spans in more than one chunk, chunks without their header) of a trajectory over a document."""
+    document, plan = reader.document_plan(int(place["document"]))
+    row = read_row(index.files, place)
+    assert isinstance(row, TrajectoryRow)
+    spans = row.evidence if isinstance(row.evidence, list) else []
+    at = {unit.unit_id: number for number, unit in enumerate(document.units)}
+    touched: dict[int, list[tuple[int, int, int]]] = {}
+    for chunk, pieces in enumerate(plan.chunks):
+        for unit, start, end in pieces:
+            touched.setdefault(unit, []).append((chunk, start, end))
+    cut = 0
+    for span in spans:
+        pieces_of = touched.get(at[span.unit_id], [])
+        cut += len({chunk for chunk, start, end in pieces_of if span.start < end and start < span.end}) > 1
+    return len(spans), cut, headless(document, plan)
+
+
+def headless(document: DocumentRow, plan: ChunkPlan) -> int:
+    """Chunks that start with a unit without header, in a document where an earlier unit had one."""
+    first = next((number for number, unit in enumerate(document.units) if unit.heading is not None), None)
+    if first is None:
+        return 0
+    starts = (pieces[0][0] for pieces in plan.chunks)
+    return sum(unit > first and document.units[unit].heading is None for unit in starts)

@@ -1,0 +1,143 @@
+"""Reads a split with each reader and measures all of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from poimen_exp.evaluation.intervals import Estimate, estimate
+from poimen_exp.evaluation.readers import Overrider, always_update, fit_position_rule, never_update, oracle
+from poimen_exp.gates.metrics import gate_metrics
+from poimen_exp.gates.scoring import ScoredTrajectory
+from poimen_exp.gates.types import ReadingTask
+from poimen_exp.solo.engine import TransformersEngine
+from poimen_exp.solo.gate_task import GateTask
+from poimen_exp.solo.policy import Policy, pick_device
+from poimen_exp.solo.settings import SoloSettings
+from poimen_exp.solo.setup import GateSetup
+
+SHOWN = (
+    "reward/total",
+    "reward/outcome",
+    "gates/update_accuracy/evidence_present",
+    "gates/update_accuracy/evidence_free",
+    "gates/exit/exact",
+    "gates/exit/early",
+    "gates/exit/late",
+    "gates/format_correct",
+    "gates/chunks_read",
+)
+
+
+@dataclass(frozen=True)
+class ReaderScores:
+    """One reader on one split: every metric overall, and by project."""
+
+    reader: str
+    overall: Mapping[str, Estimate]
+    by_project: Mapping[str, Mapping[str, Estimate]]
+    failed: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All readers on one split."""
+
+    split: str
+    tasks: int
+    projects: int
+    samples: int
+    matcher: str
+    readers: tuple[ReaderScores, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def evaluate(
+    settings: SoloSettings,
+    setup: GateSetup,
+    adapter: Path | None,
+    split: str,
+    samples: int,
+    say: Callable[[str], None],
+) -> Evaluation:
+    """Measures base, adapter, oracle, always-update, never-update and position-only on ``split``.
+
+    The last four take the gates away from the model; the memory text and the answer stay the model's (the adapter's
+    where there is one), so that outcomes show what right or wrong gates are worth to it.
+    """
+    device = pick_device(settings.device)
+    tasks = list(setup.corpus.split(split))
+    policy = Policy(settings.model, device)
+    engine = TransformersEngine(policy.sampler, setup.codec.stop_ids, setup.codec.pad_id, settings.rollout.max_rows)
+    train = setup.corpus.split("train")
+    reader = GateTask(
+        train, tasks, setup.protocol, engine, settings.gates, settings.rollout, settings.alpha, settings.seed, device
+    )
+
+    def measure(name: str, overrider: Overrider | None) -> ReaderScores:
+        say(f"{split}: reading {len(tasks)} tasks x {samples} with {name}")
+        override = [overrider(task) for task in tasks] if overrider else None
+        scored, failed = reader.read_groups(tasks, samples, settings.rollout.val, f"eval-{split}", 0, override)
+        return _scores(name, scored, failed)
+
+    results = [measure("base", None)]
+    if adapter is not None:
+        _load_adapter(policy, adapter)
+        results.append(measure("adapter", None))
+    position = fit_position_rule(train)
+    frame: list[tuple[str, Overrider]] = [
+        ("oracle gates", oracle),
+        ("always update", always_update),
+        ("never update", never_update),
+        ("position only", position.reader),
+    ]
+    results += [measure(name, overrider) for name, overrider in frame]
+    return Evaluation(
+        split, len(tasks), len({task.project for task in tasks}), samples, settings.gates.matcher, tuple(results)
+    )
+
+
+def _load_adapter(policy: Policy, folder: Path) -> None:
+    """Puts a PEFT folder's weights into the policy and its sampler."""
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    result = set_peft_model_state_dict(policy.model, load_peft_weights(str(folder), device=str(policy.device)))
+    if result.unexpected_keys:
+        raise ValueError(f"{folder}: keys that the model does not have: {result.unexpected_keys[:3]}")
+    policy.sync()
+
+
+def _scores(name: str, scored: Sequence[ScoredTrajectory], failed: int) -> ReaderScores:
+    by_project: dict[str, list[ScoredTrajectory]] = {}
+    for item in scored:
+        by_project.setdefault(item.trajectory.task.project, []).append(item)
+    return ReaderScores(
+        name,
+        _estimates(scored),
+        {project: _estimates(items) for project, items in sorted(by_project.items())},
+        failed,
+    )
+
+
+def _estimates(scored: Sequence[ScoredTrajectory]) -> dict[str, Estimate]:
+    values: dict[str, list[float]] = {}
+    projects: dict[str, list[str]] = {}
+    tasks: dict[str, list[str]] = {}
+    for item in scored:  # metrics of one trajectory at a time keep the same definitions, and each value's owner
+        means = gate_metrics([item])
+        for metric, mean in means.means().items():
+            count = means.counts[metric]
+            values.setdefault(metric, []).extend([mean] * count)
+            projects.setdefault(metric, []).extend([_task(item).project] * count)
+            tasks.setdefault(metric, []).extend([_task(item).task_id] * count)
+    found = {metric: estimate(values[metric], projects[metric], tasks[metric]) for metric in values}
+    return {metric: value for metric, value in found.items() if value is not None}
+
+
+def _task(item: ScoredTrajectory) -> ReadingTask:
+    return item.trajectory.task

@@ -1,0 +1,1 @@
+"""Base models as Hugging Face folders, made without a model hub."""

@@ -1,0 +1,196 @@
+"""The folder of a sweep: found again by fingerprint, held by a lock, described by ``sweep.json``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poimen_exp.errors import Refused
+from poimen_exp.sweep.identity import Identity, identity_differences
+from poimen_exp.sweep.settings import SweepSettings
+from poimen_exp.sweep.storage import open_storage, shown
+from poimen_exp.sweep.study import Slot, SweepStudy, newest_study, open_study
+from poimen_exp.tracking.files import free_name, read_json, write_json
+from poimen_exp.tracking.lock import FolderLock, live_holder
+
+log = logging.getLogger(__name__)
+
+SWEEP_FILE = "sweep.json"
+SWEEP_SCHEMA = "poimen.sweep/1"
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """What ``sweep.json`` says."""
+
+    identity: Identity
+    direction: str
+    storage: str | None
+    """As in ``sweep.storage``, its password starred out."""
+    study_name: str
+
+
+@dataclass(frozen=True)
+class OpenSweep:
+    """A sweep that this process may work on until it releases the lock."""
+
+    folder: Path
+    lock: FolderLock
+    study: SweepStudy
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The sweep that a command asks for."""
+
+    identity: Identity
+    slots: tuple[Slot, ...]
+    settings: SweepSettings
+    folder: Path
+    """Where a new sweep goes."""
+    is_explicit: bool
+    """Whether the user named that folder (``hydra.sweep.dir`` on the command line)."""
+
+
+def open_sweep(wanted: Wanted) -> OpenSweep:
+    """The forced folder, or else the newest unfinished one of this sweep, or else a new one.
+
+    Raises:
+        Refused: a forced folder that is none of this sweep, or that a live process holds.
+    """
+    if wanted.settings.resume is not None:
+        return _forced(wanted.settings.resume, "sweep.resume", wanted)
+    if wanted.is_explicit and (wanted.folder / SWEEP_FILE).is_file():
+        return _forced(wanted.folder, "hydra.sweep.dir", wanted)
+    if not wanted.is_explicit:
+        for folder in _newest_first(wanted.folder.parent):
+            found = _continue(folder, wanted)
+            if found is not None:
+                return found
+    return _new(wanted)
+
+
+def read_record(folder: Path) -> SweepRecord:
+    """What a sweep's folder says about itself.
+
+    Raises:
+        Refused: no sweep lies there, or its description is damaged.
+    """
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        raise Refused(f"{folder}: no sweep lies here; expected a folder with {SWEEP_FILE}")
+    data: Any = read_json(path)
+    try:
+        identity = Identity(data["base"], tuple(data["swept"]), data["intervals"])
+        return SweepRecord(identity, data["direction"], data["storage"], data["study_name"])
+    except (KeyError, TypeError) as error:
+        raise Refused(f"{path}: damaged: {error!r}; expected base, swept, intervals, direction, storage") from error
+
+
+def _forced(folder: Path, key: str, wanted: Wanted) -> OpenSweep:
+    record = read_record(folder)
+    lines = _mismatch(record, wanted)
+    if lines:
+        listed = "\n  ".join(lines)
+        raise Refused(
+            f"{key}={folder}: this command is another sweep than the one in the folder; these keys differ:\n  "
+            f"{listed}\n"
+            f"Give them the folder's values, or leave {key} out for a new folder."
+        )
+    return OpenSweep(folder.absolute(), FolderLock(folder), _study_of(record, folder, wanted), resumed=True)
+
+
+def _continue(folder: Path, wanted: Wanted) -> OpenSweep | None:
+    """The sweep in the folder, locked, if it is the wanted one, not in work and not complete."""
+    record = read_record(folder)
+    if record.identity.fingerprint != wanted.identity.fingerprint or _mismatch(record, wanted):
+        return None
+    if live_holder(folder) is not None:
+        log.warning("%s: the same sweep is running there: this one gets its own folder", folder)
+        return None
+    try:
+        lock = FolderLock(folder)
+    except Refused:  # taken since the line above
+        return None
+    study = _study_of(record, folder, wanted)
+    if study.is_complete(wanted.slots):
+        lock.release()
+        return None
+    return OpenSweep(folder.absolute(), lock, study, resumed=True)
+
+
+def _new(wanted: Wanted) -> OpenSweep:
+    _note_other_unfinished(wanted)
+    folder = _make_folder(wanted)
+    lock = FolderLock(folder)
+    settings, identity = wanted.settings, wanted.identity
+    storage = open_storage(settings.storage, folder)
+    name, study = newest_study(storage, identity.fingerprint, settings, folder, wanted.slots)
+    record = {
+        "schema": SWEEP_SCHEMA,
+        "fingerprint": identity.fingerprint,
+        "direction": settings.direction,
+        "storage": shown(settings.storage),
+        "study_name": name,
+        "swept": list(identity.swept),
+        "intervals": identity.intervals,
+        "base": identity.base,
+    }
+    write_json(folder / SWEEP_FILE, record)
+    return OpenSweep(folder, lock, study, resumed=False)
+
+
+def _make_folder(wanted: Wanted) -> Path:
+    """A folder that this call alone made (or found empty where the user named it)."""
+    wanted.folder.parent.mkdir(parents=True, exist_ok=True)
+    folder = wanted.folder.absolute()
+    if wanted.is_explicit and folder.is_dir():
+        if any(folder.iterdir()):
+            raise Refused(
+                f"hydra.sweep.dir={wanted.folder}: holds files, but no sweep; name a new folder or an empty one"
+            )
+        return folder
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            folder = free_name(folder.parent, wanted.folder.name)
+
+
+def _study_of(record: SweepRecord, folder: Path, wanted: Wanted) -> SweepStudy:
+    url = wanted.settings.storage or record.storage
+    if url is not None and "***" in url:
+        raise Refused(f"{folder}: its trials are in {url}, without the password: give sweep.storage=URL as before")
+    storage = open_storage(url, folder)
+    study = open_study(storage, record.study_name, wanted.settings.direction)
+    return SweepStudy(study, folder, wanted.settings.seed)
+
+
+def _mismatch(record: SweepRecord, wanted: Wanted) -> list[str]:
+    lines = identity_differences(record.identity, wanted.identity)
+    if record.direction != wanted.settings.direction:
+        lines.append(f"hydra.sweeper.direction: {record.direction} there, {wanted.settings.direction} in this command")
+    asked = wanted.settings.storage
+    if asked is not None and shown(asked) != record.storage:
+        there = record.storage or "a file in the folder"
+        lines.append(f"sweep.storage: {there} there, {shown(asked)} in this command")
+    return lines
+
+
+def _newest_first(parent: Path) -> Iterator[Path]:
+    found = sorted(parent.glob(f"*/{SWEEP_FILE}"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True)
+    return (path.parent for path in found)
+
+
+def _note_other_unfinished(wanted: Wanted) -> None:
+    """Says which keys set this command apart from the newest other sweep beside it."""
+    newest = next(_newest_first(wanted.folder.parent), None)
+    if newest is not None and not wanted.is_explicit:
+        lines: Sequence[str] = _mismatch(read_record(newest), wanted)
+        if lines:
+            log.info("a new sweep, not a part of %s: %s", newest, "; ".join(lines[:5]))

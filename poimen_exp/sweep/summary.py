@@ -1,0 +1,34 @@
+"""The table of all trials that ends a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from poimen_exp.sweep.study import TrialRow
+
+
+def print_summary(rows: Sequence[TrialRow], folder: Path, console: Console | None = None) -> None:
+    """Prints every trial of the study with its state, failed and repeated ones too."""
+    console = console or Console(soft_wrap=True)
+    keys = sorted({key for row in rows for key in row.point})
+    table = Table(title=f"trials of {folder}", title_justify="left")
+    for column in ("trial", *keys, "state", "value", "folder / reason"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        cells = [row.point.get(key, "") for key in keys]
+        value = "" if row.value is None else f"{row.value:.4f}"
+        table.add_row(*(escape(c) for c in (str(row.number), *cells, row.state, value, _where(row, folder))))
+    console.print(table)
+
+
+def _where(row: TrialRow, folder: Path) -> str:
+    near = row.folder.is_relative_to(folder)
+    place = str(row.folder.relative_to(folder)) if near else str(row.folder)
+    return f"{place}  {row.reason}".rstrip()

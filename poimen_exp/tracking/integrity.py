@@ -1,0 +1,199 @@
+"""Whether the files of a run are what was written: hashes, log prefixes, forms. Nothing is reported before this."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import msgspec
+
+from poimen_exp.errors import PoimenError, RunFailed
+from poimen_exp.tracking.files import read_json, sha256_of
+from poimen_exp.tracking.lock import LOCK_NAME, live_holder
+from poimen_exp.tracking.metrics_log import MetricLine, MetricsRead, by_step, check_offset, read_metrics
+from poimen_exp.tracking.run_folder import RunFolder
+from poimen_exp.tracking.trajectories import RolloutRecord, read_trajectories
+
+T = TypeVar("T")
+CHECKPOINT_SCHEMA = "poimen.checkpoint/1"
+
+
+class ManifestFile(msgspec.Struct, frozen=True):
+    """A file of a checkpoint, its path relative to the checkpoint's folder."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True):
+    """``manifest.json`` of a checkpoint, written last. ``metrics_bytes``: length of ``metrics.jsonl`` at that time."""
+
+    schema: str
+    step: int
+    files: tuple[ManifestFile, ...]
+    metrics_bytes: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A damaged file (relative to the run folder) and what is wrong with it."""
+
+    file: str
+    problem: str
+
+
+@dataclass
+class Integrity:
+    """What was found.
+
+    ``notes`` tell what is no damage: a live or killed writer, an unfinished line, a checkpoint without its manifest.
+    """
+
+    damaged: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    verified: int = 0
+    """Files that are as they were written."""
+
+
+def verify_run(
+    folder: RunFolder, on_rollout: Callable[[Path, RolloutRecord], None] | None = None
+) -> tuple[Integrity, MetricsRead]:
+    """Verifies every file of a run that can be verified.
+
+    Args:
+        on_rollout: told of each rollout while its file is read, so that large files are read once.
+
+    Returns:
+        The findings, and the metrics (empty where the log is damaged).
+    """
+    found = Integrity()
+    _note_state(folder, found)
+    for path in (folder.provenance, folder.plan, folder.gate_check):
+        if path.exists():
+            _try(folder, found, path, partial(read_json, path))
+    read = MetricsRead((), (), 0)
+    if folder.metrics.exists():
+        read = _try(folder, found, folder.metrics, partial(read_metrics, folder.metrics)) or read
+    else:
+        found.damaged.append(Finding(folder.metrics.name, "missing"))
+    if read.unfinished_bytes:
+        found.notes.append(f"metrics.jsonl: the last line was not finished ({read.unfinished_bytes} bytes)")
+    for step in folder.checkpoint_steps():
+        _verify_checkpoint(folder, found, step, read)
+    for path, step in folder.trajectory_files().items():
+        _try(folder, found, path, partial(_verify_rollouts, path, step, on_rollout))
+    if folder.result.exists():
+        _try(folder, found, folder.result, partial(_verify_result, folder, read))
+    if (folder.adapter / "poimen.json").exists():
+        _verify_adapter(folder, found)
+    return found, read
+
+
+def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
+    """The manifest of a checkpoint folder.
+
+    Raises:
+        RunFailed: not of this form, or a file path that leaves the folder.
+    """
+    file = path / "manifest.json"
+    try:
+        manifest = msgspec.json.decode(file.read_bytes(), type=CheckpointManifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RunFailed(f"{file}: damaged: {error}") from error
+    if manifest.schema != CHECKPOINT_SCHEMA:
+        raise RunFailed(f"{file}: got schema {manifest.schema!r}, expected {CHECKPOINT_SCHEMA!r}")
+    for entry in manifest.files:
+        inside = PurePosixPath(entry.path)
+        if inside.is_absolute() or ".." in inside.parts:
+            raise RunFailed(f"{file}: damaged: {entry.path!r} leaves the checkpoint")
+    return manifest
+
+
+def _note_state(folder: RunFolder, found: Integrity) -> None:
+    holder = live_holder(folder.path)
+    if holder is not None:
+        found.notes.append(f"being written by {holder}")
+    elif not folder.result.exists():
+        killed = " (its lock is still there: it was killed)" if (folder.path / LOCK_NAME).exists() else ""
+        found.notes.append(f"no result.json: the run did not finish{killed}; go on with `poimen resume {folder.path}`")
+    for step in folder.checkpoint_steps(complete=False):
+        found.notes.append(f"checkpoints/global_step_{step}: no manifest: it was not finished, and is not used")
+
+
+def _verify_checkpoint(folder: RunFolder, found: Integrity, step: int, read: MetricsRead) -> None:
+    path = folder.checkpoint(step)
+    manifest = _try(folder, found, path / "manifest.json", partial(read_checkpoint_manifest, path))
+    if manifest is None:
+        return
+    if manifest.step != step:
+        found.damaged.append(Finding(_name(folder, path / "manifest.json"), f"says step {manifest.step}"))
+    for entry in manifest.files:
+        file = path / entry.path
+        _try(folder, found, file, partial(_verify_file, file, entry))
+    if read.offsets:
+        _try(folder, found, folder.metrics, partial(check_offset, folder.metrics, read, step, manifest.metrics_bytes))
+
+
+def _verify_file(path: Path, entry: ManifestFile) -> None:
+    if not path.is_file():
+        raise RunFailed("missing")
+    if path.stat().st_size != entry.bytes:
+        raise RunFailed(f"got {path.stat().st_size} bytes, expected {entry.bytes}")
+    digest = sha256_of(path)
+    if digest != entry.sha256:
+        raise RunFailed(f"got sha256 {digest}, expected {entry.sha256}")
+
+
+def _verify_rollouts(path: Path, step: int, on_rollout: Callable[[Path, RolloutRecord], None] | None) -> None:
+    for record in read_trajectories(path):
+        if record.step != step:
+            raise RunFailed(f"{path}: damaged: holds a rollout of step {record.step}")
+        if on_rollout is not None:
+            on_rollout(path, record)
+
+
+def _verify_result(folder: RunFolder, read: MetricsRead) -> None:
+    result = folder.read_result()
+    assert result is not None  # the caller saw the file
+    line: MetricLine | None = None if result.best_step is None else by_step(read.lines).get(result.best_step)
+    logged = None if line is None else line.metrics.get(result.objective_name)
+    given = result.objective_value
+    if logged is not None and given is not None and not math.isclose(logged, given, rel_tol=1e-6, abs_tol=1e-9):
+        raise RunFailed(
+            f"{result.objective_name} at step {result.best_step}: got {given}, but metrics.jsonl has {logged}"
+        )
+    if result.adapter is not None and not result.adapter.is_dir():
+        raise RunFailed(f"its adapter {result.adapter} is missing")
+
+
+def _verify_adapter(folder: RunFolder, found: Integrity) -> None:
+    from poimen_exp.adapters.manifest import read_manifest
+
+    manifest = _try(folder, found, folder.adapter / "poimen.json", partial(read_manifest, folder.adapter))
+    for name, digest in () if manifest is None else manifest.sha256.items():
+        path = folder.adapter / name
+        size = path.stat().st_size if path.is_file() else 0
+        entry = ManifestFile(name, digest, size)
+        _try(folder, found, path, partial(_verify_file, path, entry))
+
+
+def _try(folder: RunFolder, found: Integrity, path: Path, check: Callable[[], T]) -> T | None:
+    try:
+        value = check()
+    except PoimenError as error:
+        found.damaged.append(Finding(_name(folder, path), str(error).removeprefix(f"{path}: ")))
+        return None
+    except OSError as error:
+        found.damaged.append(Finding(_name(folder, path), f"cannot be read: {error.strerror}"))
+        return None
+    found.verified += 1
+    return value
+
+
+def _name(folder: RunFolder, path: Path) -> str:
+    return str(path.relative_to(folder.path))

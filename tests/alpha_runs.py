@@ -1,0 +1,76 @@
+"""Two alphas, two seeds, fifty steps each, by the command that users type; two processes of one thread side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from poimen_exp.tracking.metrics_log import MetricLine, by_step, read_metrics
+
+STEPS = 50
+SETTINGS = (
+    "+experiment=quickstart",
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.test_freq=25",
+    "trainer.save_freq=0",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "stop=never",
+    "tracking=none",
+)
+
+
+@dataclass(frozen=True)
+class AlphaRun:
+    """What a run measured, by step, and the LoRA B matrices it left (they start at 0)."""
+
+    lines: Mapping[int, MetricLine]
+    lora_b: tuple[torch.Tensor, ...]
+
+    def train(self, name: str, first: int, last: int) -> float:
+        """Mean of a train metric over steps ``first`` to ``last``, each step weighed by its denominator."""
+        full = f"train/{name}"
+        counted = [(line.metrics[full], line.counts[full]) for line in self._between(first, last)]
+        return sum(value * count for value, count in counted) / sum(count for _, count in counted)
+
+    def val(self, name: str, step: int) -> float:
+        """A validation metric."""
+        return self.lines[step].metrics[f"val/{name}"]
+
+    def total(self, name: str) -> float:
+        """Sum of a metric over all training steps."""
+        return sum(line.metrics[name] for line in self._between(1, STEPS))
+
+    def _between(self, first: int, last: int) -> list[MetricLine]:
+        return [self.lines[step] for step in range(first, last + 1)]
+
+
+def run_all(alphas: tuple[float, ...], seeds: tuple[int, ...], folder: Path) -> dict[tuple[float, int], AlphaRun]:
+    """Every (alpha, seed); raises with the output of a run that did not end with 0."""
+    jobs = [(alpha, seed) for seed in seeds for alpha in alphas]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(jobs, pool.map(lambda job: _run(*job, folder / f"{job[0]}-{job[1]}"), jobs), strict=True))
+
+
+def _run(alpha: float, seed: int, folder: Path) -> AlphaRun:
+    own = (f"alpha={alpha}", f"seed={seed}", f"hydra.run.dir={folder}")
+    done = subprocess.run(
+        [sys.executable, "-m", "poimen_exp", *SETTINGS, *own],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"alpha {alpha}, seed {seed}: exit {done.returncode}\n{done.stdout[-4000:]}"
+    weights = load_file(folder / "adapter" / "adapter_model.safetensors")
+    lora_b = tuple(value for name, value in weights.items() if ".lora_B." in name)
+    return AlphaRun(by_step(read_metrics(folder / "metrics.jsonl").lines), lora_b)

@@ -1,0 +1,105 @@
+"""``poimen corpus ...`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from poimen_exp.cli import app
+from poimen_exp.corpus import load_manifest
+from poimen_exp.errors import CorpusError, Refused
+
+from .support import labelled, three_projects, write
+from .test_agreement import lines, random_pair
+from .test_convert import HOTPOT, write_lines
+
+RUNNER = CliRunner()
+
+
+def run(*arguments: Any) -> str:
+    result = RUNNER.invoke(app, ["corpus", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_convert_check_stats_and_split_of_a_set(tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    assert "20 rows" in run("convert", "hotpotqa", write_lines(tmp_path / "h.json", HOTPOT), out, "--tokens", 200)
+    assert "0 problems" in run("check", out, "--chunk-tokens", 100)
+    stats = json.loads(run("stats", out, "--chunk-tokens", 100, "--json"))
+    assert (stats["trajectories"], stats["documents"], stats["projects"]) == (10, 10, 5)
+    assert stats["sides"] == {"train": [3, 6], "val": [1, 2], "test": [1, 2]}
+    sides = json.loads(run("split", out, "--json"))
+    assert {side: len(projects) for side, projects in sides.items()} == {"train": 3, "val": 1, "test": 1}
+    assert sum(sum(projects.values()) for projects in sides.values()) == 10
+
+
+def test_check_exits_with_2_and_lists_problems(tmp_path: Path) -> None:
+    folder = write(tmp_path / "c", three_projects())
+    result = RUNNER.invoke(app, ["corpus", "check", str(folder), "--max-chunks", "2", "--json"])
+    assert result.exit_code == 2
+    assert json.loads(result.output)["n_problems"] == 3
+    result = RUNNER.invoke(app, ["corpus", "check", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "manifest.json:1: not found" in result.output
+
+
+def test_check_writes_json_and_a_page(tmp_path: Path) -> None:
+    folder = write(tmp_path / "c", three_projects())
+    report = json.loads(run("check", folder, "--json", "--html", tmp_path / "p.html"))
+    assert {audit["name"] for audit in report["audits"]} >= {"position leak: evidence", "text shared across the split"}
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+
+
+def test_own_lines_must_be_measured_before_they_are_loaded(tmp_path: Path) -> None:
+    source = write_lines(
+        tmp_path / "own.jsonl", [{"id": f"t{n}", "p": f"p{n}", "q": "?", "c": ["x"]} for n in range(3)]
+    )
+    arguments = ["--map", "trajectory_id=id", "--map", "project=p", "--map", "question=q", "--map", "chunks=c"]
+    assert "poimen corpus agreement" in run("convert", "--from", "jsonl", source, tmp_path / "c", *arguments)
+    with pytest.raises(CorpusError, match="labels by labelers need a measured agreement"):
+        load_manifest(tmp_path / "c")
+    run("convert", "jsonl", source, tmp_path / "c", *arguments, "--constructed", "--overwrite")
+    assert load_manifest(tmp_path / "c").label_status == "constructed"
+
+
+def test_agreement_prints_a_block_that_the_loader_takes(tmp_path: Path) -> None:
+    rows, others = random_pair(5)
+    corpus = [labelled(row["trajectory_id"], row["project"], row["evidence"]) for row in rows]
+    first, second = lines(tmp_path / "ann.jsonl", rows), lines(tmp_path / "bob.jsonl", others)
+    text = run("agreement", first, second, "--design", "independent_blind", "--out", tmp_path / "labels.json")
+    assert "kappa: 0." in text
+    assert "95 % by project" in text
+    folder = write(tmp_path / "c", corpus, labels=json.loads((tmp_path / "labels.json").read_text()))
+    assert load_manifest(folder).update.agreement.labelers == ("ann", "bob")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "hotpotqa", "x"], "expected SET INPUT OUT"),
+        (["convert", "squad", "x", "y"], "got 'squad', expected hotpotqa"),
+        (["convert", "locomo", "x", "y", "--map", "a=b"], "--map: only for jsonl"),
+        (["check", "x", "--tokenizer", "nowhere"], "got no tokenizer.json there"),
+        (["check", "x", "--max-prompt-length", "9"], "expected a model folder"),
+        (["agreement", "nowhere.jsonl", "b"], r"nowhere\.jsonl:1: not found"),
+    ],
+)
+def test_a_wrong_command_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        RUNNER.invoke(app, ["corpus", *arguments], catch_exceptions=False)
+
+
+def test_the_corpus_package_imports_no_heavy_library() -> None:
+    code = (
+        "import sys, poimen_exp.corpus, poimen_exp.cli.corpus;"
+        "print([m for m in ('torch', 'transformers', 'verl', 'sklearn', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

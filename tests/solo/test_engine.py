@@ -1,0 +1,175 @@
+"""The transformers engine: what it samples, what it records, and that neighbours in a batch change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from poimen_exp.gates.types import Generation, Prompt, Sampling
+from poimen_exp.solo.engine import Request, TransformersEngine, draw
+from poimen_exp.solo.seeds import stream
+
+from .support import PAD, plain_log_probs, row
+
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=12)
+FREE = Sampling(temperature=0.7, top_p=1.0, top_k=-1, max_tokens=12)
+STOP = 2
+PROMPTS = [
+    Prompt((10, 11, 12, 13, 20), 4),
+    Prompt((14, 15, 26), 2),
+    Prompt((10, 11, 12, 13, 21, 22, 23), 4),
+    Prompt((10, 11, 12, 13, 20), 4),
+    Prompt((16, 17, 18), 0),
+]
+
+
+def generate(
+    model: Any,
+    prompts: list[Prompt],
+    sampling: Sampling = FREE,
+    stop: tuple[int, ...] = (STOP,),
+    max_rows: int = 64,
+    place: str = "a",
+) -> list[Generation]:
+    engine = TransformersEngine(model, stop, PAD, max_rows)
+    return engine.generate([Request(prompt, sampling) for prompt in prompts], stream(0, place))
+
+
+def greedy_alone(model: Any, prompt: Prompt, stop: tuple[int, ...] = (STOP,), longest: int = 12) -> tuple[int, ...]:
+    """The likeliest ids, one forward of the whole sequence a token."""
+    ids = list(prompt.ids)
+    with torch.no_grad():
+        for _ in range(longest):
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+            if ids[-1] in stop:
+                break
+    return tuple(ids[len(prompt.ids) :])
+
+
+def test_greedy_ids_are_those_of_one_prompt_at_a_time(tiny_model: Any) -> None:
+    expected = [greedy_alone(tiny_model, prompt) for prompt in PROMPTS]
+    assert [item.ids for item in generate(tiny_model, PROMPTS, GREEDY)] == expected
+    assert [item.ids for item in generate(tiny_model, PROMPTS, GREEDY, max_rows=2)] == expected
+
+
+def test_greedy_log_probs_are_those_of_temperature_one(tiny_model: Any) -> None:
+    for prompt, item in zip(PROMPTS, generate(tiny_model, PROMPTS, GREEDY), strict=True):
+        with torch.no_grad():
+            plain = plain_log_probs(tiny_model, row(prompt.ids, 0, item.ids), temperature=1.0)
+        assert torch.tensor(item.log_probs) == pytest.approx(plain, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sampling", [FREE, replace(FREE, top_p=0.5), replace(FREE, top_k=3), replace(FREE, temperature=1.3)]
+)
+def test_sampled_log_probs_equal_the_trainers(tiny_model: Any, sampling: Sampling) -> None:
+    """At the sampling temperature, over the whole vocabulary, also under top-p and top-k."""
+    for prompt, item in zip(PROMPTS, generate(tiny_model, PROMPTS, sampling), strict=True):
+        with torch.no_grad():
+            plain = plain_log_probs(tiny_model, row(prompt.ids, 0, item.ids), sampling.temperature)
+        assert torch.tensor(item.log_probs) == pytest.approx(plain, abs=1e-4)
+        assert len(item.ids) == len(item.log_probs)
+
+
+def test_finished_rows_leave_and_the_others_go_on(tiny_model: Any) -> None:
+    """Every id that some row writes first ends it: rows end at different places, and compaction drops them."""
+    free = [greedy_alone(tiny_model, prompt) for prompt in PROMPTS]
+    stop = tuple({ids[place] for ids, place in zip(free, (0, 1, 4, 7, 11), strict=True)} | {STOP})
+    expected = [greedy_alone(tiny_model, prompt, stop) for prompt in PROMPTS]
+    assert len({len(ids) for ids in expected}) > 2
+    got = generate(tiny_model, PROMPTS, GREEDY, stop)
+    assert [item.ids for item in got] == expected
+    assert [item.clipped for item in got] == [ids[-1] not in stop for ids in expected]
+
+
+def test_finished_rows_are_forwarded_no_more(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from poimen_exp.solo import engine
+
+    widths = []
+    plain = engine.extend
+
+    def counted(model: Any, ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        widths.append(ids.shape[0])
+        return plain(model, ids, *rest, **more)
+
+    monkeypatch.setattr(engine, "extend", counted)
+    free = [greedy_alone(tiny_model, prompt) for prompt in PROMPTS]
+    generate(tiny_model, PROMPTS, GREEDY, stop=(free[0][0], free[4][0]))
+    assert widths[0] == 5
+    assert widths[-1] < 5
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_a_length_limit_clips(tiny_model: Any) -> None:
+    got = generate(tiny_model, PROMPTS, replace(GREEDY, max_tokens=3), stop=(999,))
+    assert [(len(item.ids), item.clipped) for item in got] == [(3, True)] * 5
+
+
+def test_an_end_at_the_very_limit_is_not_clipped(tiny_model: Any) -> None:
+    third = greedy_alone(tiny_model, PROMPTS[0], stop=())[2]
+    (item,) = generate(tiny_model, PROMPTS[:1], replace(GREEDY, max_tokens=3), stop=(third,))
+    assert (item.ids[-1], item.clipped) == (third, False)
+
+
+def test_the_generator_is_the_only_source_of_randomness(tiny_model: Any) -> None:
+    first = generate(tiny_model, PROMPTS)
+    torch.manual_seed(99)
+    assert generate(tiny_model, PROMPTS) == first
+    assert generate(tiny_model, PROMPTS, place="b") != first
+
+
+def test_rollouts_of_one_prompt_differ(tiny_model: Any) -> None:
+    assert len({item.ids for item in generate(tiny_model, PROMPTS[:1] * 8)}) > 4
+
+
+def test_requests_of_several_samplings_keep_their_order(tiny_model: Any) -> None:
+    engine = TransformersEngine(tiny_model, (STOP,), PAD, 64)
+    short = replace(GREEDY, max_tokens=2)
+    requests = [Request(prompt, short if place % 2 else GREEDY) for place, prompt in enumerate(PROMPTS)]
+    got = engine.generate(requests, stream(0, "a"))
+    expected = [greedy_alone(tiny_model, p, longest=2 if place % 2 else 12) for place, p in enumerate(PROMPTS)]
+    assert [item.ids for item in got] == expected
+
+
+def test_nothing_asked_is_nothing_generated(tiny_model: Any) -> None:
+    assert generate(tiny_model, []) == []
+
+
+def frequencies(sampling: Sampling, draws: int = 20_000) -> list[float]:
+    """How often each of four ids of probabilities 0.5, 0.25, 0.15, 0.1 is drawn."""
+    logits = torch.tensor([0.5, 0.25, 0.15, 0.1]).log().expand(draws, 4)
+    token, log_probs = draw(logits, sampling, stream(0, "draw"))
+    if sampling.temperature == 1.0:  # whatever is filtered
+        assert torch.allclose(log_probs, logits[0][token], atol=1e-5)
+    return (torch.bincount(token, minlength=4) / draws).tolist()
+
+
+def test_temperature_shapes_the_draws() -> None:
+    # Tolerance: four standard errors of 20,000 draws are 0.015.
+    assert frequencies(replace(FREE, temperature=1.0)) == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.015)
+    # At temperature 0.5 probabilities are squared: 0.25, 0.0625, 0.0225, 0.01 of 0.345.
+    expected = [0.7246, 0.1812, 0.0652, 0.0290]
+    assert frequencies(replace(FREE, temperature=0.5)) == pytest.approx(expected, abs=0.015)
+    assert frequencies(replace(FREE, temperature=0.0)) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_top_k_keeps_the_likeliest() -> None:
+    found = frequencies(replace(FREE, temperature=1.0, top_k=2))
+    assert found == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=0.015)
+    assert found[2:] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.7, 2), (0.76, 3), (0.95, 4)])
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -> None:
+    found = frequencies(replace(FREE, temperature=1.0, top_p=top_p))
+    assert [value > 0 for value in found] == [place < kept for place in range(4)]
+    probs = [0.5, 0.25, 0.15, 0.1][:kept]
+    assert found[:kept] == pytest.approx([value / sum(probs) for value in probs], abs=0.015)
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    # Of the two kept by top-k (2/3, 1/3), the first already reaches 0.6.
+    assert frequencies(replace(FREE, temperature=1.0, top_k=2, top_p=0.6)) == [1.0, 0.0, 0.0, 0.0]

@@ -1,0 +1,114 @@
+"""A run that was stopped and one that was not leave the same bytes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from poimen_exp.errors import Refused, RunFailed
+from poimen_exp.solo.run import extended
+from poimen_exp.tracking.metrics_log import read_metrics
+
+from .run_support import run, small_corpus, small_settings
+
+_TIMES = ("timing_s/", "perf/")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_corpus(tmp_path_factory.mktemp("corpus") / "c")
+
+
+@pytest.fixture(scope="module")
+def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps without a stop. An epoch has three steps: the middle of the run is the end of one."""
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    run(small_settings(corpus, "trainer.total_training_steps=6"), folder)
+    return folder
+
+
+def lines(folder: Path) -> list[tuple[int, dict[str, float], dict[str, int]]]:
+    return [
+        (line.step, {k: v for k, v in line.metrics.items() if not k.startswith(_TIMES)}, dict(line.counts))
+        for line in read_metrics(folder / "metrics.jsonl").lines
+    ]
+
+
+def assert_same_end(first: Path, second: Path) -> None:
+    for name in ("adapter.safetensors", "reference.safetensors", "optimizer.pt", "rng.pt", "progress.json"):
+        file = Path("checkpoints/global_step_6") / name
+        assert (first / file).read_bytes() == (second / file).read_bytes(), name
+    assert lines(first) == lines(second)
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (first / "adapter" / name).read_bytes() == (second / "adapter" / name).read_bytes()
+    for step in range(1, 7):
+        file = f"trajectories/step_{step}.jsonl"
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+
+
+def test_three_and_three_steps_equal_six_across_the_end_of_an_epoch(
+    corpus: Path, straight: Path, tmp_path: Path
+) -> None:
+    settings = small_settings(corpus, "trainer.total_training_steps=3")
+    run(settings, tmp_path / "parts")
+    run(extended(settings, 6), tmp_path / "parts", resume=True)
+    assert_same_end(straight, tmp_path / "parts")
+
+
+def test_a_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(
+    corpus: Path, straight: Path, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
+    shutil.copytree(straight, killed)
+    (killed / "result.json").unlink(missing_ok=True)
+    # What kill -9 leaves in the middle of step 6's save: no step 6, a folder aside, a step more in the log.
+    shutil.rmtree(killed / "checkpoints" / "global_step_6")
+    aside = killed / "checkpoints" / ".global_step_6.writing"
+    aside.mkdir()
+    (aside / "adapter.safetensors").write_bytes(b"half")
+    with (killed / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 7, "time_s"')
+    run(small_settings(corpus, "trainer.total_training_steps=6"), killed, resume=True)
+    assert_same_end(straight, killed)
+    assert not aside.exists()
+    assert list((killed / "recovery-tails").iterdir())
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(corpus: Path, straight: Path, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    shutil.copytree(straight, killed)
+    shutil.rmtree(killed / "checkpoints")
+    run(small_settings(corpus, "trainer.total_training_steps=6"), killed, resume=True)
+    assert_same_end(straight, killed)
+
+
+def test_a_damaged_checkpoint_file_is_named(corpus: Path, straight: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(straight, damaged)
+    file = damaged / "checkpoints" / "global_step_6" / "optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(RunFailed, match=r"optimizer\.pt: damaged"):
+        run(small_settings(corpus, "trainer.total_training_steps=7"), damaged, resume=True)
+
+
+def test_another_alpha_is_refused_on_resume(corpus: Path, straight: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(straight, other)
+    with pytest.raises(Refused, match="another alpha"):
+        run(small_settings(corpus, "trainer.total_training_steps=7", "alpha=0.5"), other, resume=True)
+
+
+def test_only_the_newest_and_the_best_checkpoints_are_kept(corpus: Path, straight: Path) -> None:
+    steps = {int(path.name.rsplit("_", 1)[1]) for path in (straight / "checkpoints").iterdir()}
+    best = json.loads((straight / "checkpoints/global_step_6/progress.json").read_text())["best_step"]
+    assert steps == {5, 6, best}
+    assert small_settings(corpus).trainer.max_ckpt_to_keep == 2
+
+
+def test_a_batch_larger_than_the_training_split_is_refused(corpus: Path, tmp_path: Path) -> None:
+    settings = small_settings(corpus, "data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=16")
+    with pytest.raises(Refused, match=r"train_batch_size=16: the training split has 14 tasks"):
+        run(settings, tmp_path / "r")

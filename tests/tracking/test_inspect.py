@@ -1,0 +1,171 @@
+"""``poimen inspect``: nothing is told of a run whose files are not what was written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poimen_exp import cli
+from poimen_exp.errors import Refused
+from poimen_exp.tracking.inspect import Spread, inspect_run
+from poimen_exp.tracking.lock import FolderLock
+
+from .support import make_run, save
+
+
+def poimen(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["poimen", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+def test_a_sound_run_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "0")
+    assert poimen(monkeypatch, "inspect", str(tmp_path / "0"), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    # 3 JSON files, the log, 2 x (manifest + file + offset), 2 x 2 files of rollouts, the result
+    assert (report["verified_files"], report["damaged"], report["notes"]) == (15, [], [])
+    assert (report["status"], report["device"]) == ("completed", "cpu: test")
+    assert report["counters"] == {
+        "last_step": 2,
+        "validations": 3,
+        "checkpoints": [1, 2],
+        "optimizer_steps_skipped": 2.0,
+        "rollouts": 4,
+        "rollouts_failed": 0,
+        "validation_rollouts": 2,
+        "turns": 8,
+        "prompt_tokens": 80,
+        "response_tokens": 20,
+    }
+    assert report["rewards"]["val/reward/total"] == {
+        "first": {"step": 0, "value": 0.5, "n": 8},
+        "best": {"step": 2, "value": 1.5, "n": 8},
+        "last": {"step": 2, "value": 1.5, "n": 8},
+    }
+    assert list(report["rewards"]["train/reward/total"]) == ["first", "last"]
+    # a step has 1, 0.5, -1, 0: mean 0.125, mean square 2.25 / 4
+    assert report["advantages"] == pytest.approx(
+        {"n": 8, "mean": 0.125, "std": (0.5625 - 0.125**2) ** 0.5, "min": -1.0, "max": 1.0, "zero_share": 0.25}
+    )
+    assert report["memory"]["peak_device_gb"] == 2.0
+    assert report["times"]["phases"]["timing_s/gen"] == {"n": 2, "total_s": 6.0, "mean_s": 3.0}
+
+
+def test_the_text_has_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "0")
+    assert poimen(monkeypatch, "inspect", str(tmp_path / "0")) == 0
+    text = capsys.readouterr().out
+    assert "15 files verified, 0 damaged" in text
+    assert "val/reward/total: first 0.500 (n 8, step 0), best 1.500 (n 8, step 2), last 1.500 (n 8, step 2)" in text
+    assert "response tokens: 20" in text
+    assert "base" in text
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+
+
+def rewrite(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
+    ("checkpoints/global_step_1/adapter.safetensors", flip, "got sha256"),
+    ("checkpoints/global_step_2/adapter.safetensors", Path.unlink, "missing"),
+    ("checkpoints/global_step_2/adapter.safetensors", lambda path: path.write_bytes(b"\2" * 99) and None, "99 bytes"),
+    ("checkpoints/global_step_1/manifest.json", lambda path: rewrite(path, '"step": 1', '"step": 2'), "says step 2"),
+    ("checkpoints/global_step_1/manifest.json", lambda path: rewrite(path, "adapter.", "../a."), "leaves the"),
+    ("checkpoints/global_step_1/manifest.json", lambda path: path.write_text("{") and None, "damaged"),
+    ("trajectories/step_1.jsonl", lambda path: path.write_bytes(path.read_bytes()[:-1]) and None, "cut short"),
+    ("trajectories/val_2.jsonl", lambda path: rewrite(path, '"step":2', '"step":1'), "holds a rollout of step 1"),
+    ("metrics.jsonl", lambda path: rewrite(path, '"counts"', '"count"'), "damaged"),
+    ("metrics.jsonl", Path.unlink, "missing"),
+    ("provenance.json", lambda path: path.write_text("{") and None, "damaged: not JSON"),
+    ("gate_check.json", lambda path: path.write_text("") and None, "damaged: not JSON"),
+    ("result.json", lambda path: rewrite(path, "1.5", "1.75"), "got 1.75, but metrics.jsonl has 1.5"),
+    ("result.json", lambda path: rewrite(path, '"adapter": null', '"adapter": "adapter"'), "is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "harm", "problem"), DAMAGES)
+def test_a_damaged_file_is_named_and_nothing_else_is_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    harm: Callable[[Path], None],
+    problem: str,
+) -> None:
+    make_run(tmp_path)
+    harm(tmp_path / name)
+    assert poimen(monkeypatch, "inspect", str(tmp_path), "--json") == 1
+    captured = capsys.readouterr()
+    report: dict[str, Any] = json.loads(captured.out)
+    assert not report["ok"]
+    assert name in [finding["file"] for finding in report["damaged"]]
+    assert problem in next(finding["problem"] for finding in report["damaged"] if finding["file"] == name)
+    assert "rewards" not in report
+    assert name in captured.err
+
+
+def test_a_log_that_lost_lines_is_damaged_although_every_line_of_it_is_whole(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:2]))
+    report = inspect_run(tmp_path)
+    assert [finding["file"] for finding in report["damaged"]] == ["metrics.jsonl"]
+    assert "step 2's checkpoint is not behind a whole line" in report["damaged"][0]["problem"]
+
+
+def test_a_killed_run_is_told_from_a_damaged_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    folder.result.unlink()
+    (tmp_path / ".lock").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_bytes(folder.metrics.read_bytes() + b'{"step": 3')
+    save(folder, 3, 0)
+    (folder.checkpoint(3) / "manifest.json").unlink()
+    report = inspect_run(tmp_path)
+    assert report["ok"]
+    assert report["status"] is None
+    assert report["counters"]["checkpoints"] == [1, 2]
+    unfinished, checkpoint, line = report["notes"]
+    assert "it was killed" in unfinished
+    assert "poimen resume" in unfinished
+    assert checkpoint.startswith("checkpoints/global_step_3: no manifest")
+    assert line == "metrics.jsonl: the last line was not finished (10 bytes)"
+
+
+def test_a_run_that_is_being_written_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    lock = FolderLock(tmp_path)
+    report = inspect_run(tmp_path)
+    lock.release()
+    assert report["notes"][0].startswith("being written by process ")
+
+
+def test_a_sweep_is_not_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "0")
+    with pytest.raises(Refused, match="a folder of several runs"):
+        inspect_run(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert poimen(monkeypatch, "inspect", str(tmp_path / "empty")) == 2
+
+
+def test_no_numbers_have_no_spread() -> None:
+    assert Spread().summary() is None
