@@ -70,6 +70,10 @@ def _checked(text: str) -> Checked:
     assert isinstance(cfg, DictConfig)
     check_verl_version()
     check_keys(cfg)
+    if typed_keys(resolved(cfg)).tracking.wandb == "online":
+        from poimen_exp.tracking.wandb_online import require_online
+
+        require_online()
     return _check_solo(cfg) if cfg.backend == "solo" else _check_verl(cfg)
 
 
@@ -78,9 +82,13 @@ def _check_solo(cfg: DictConfig) -> Checked:
 
     settings, plan = compile_settings(cfg)
     keys = typed_keys(resolved(cfg))
+    from poimen_exp.adapters.preflight import check_before_publishing, check_before_training
     from poimen_exp.solo.setup import gate_setup
 
-    setup = gate_setup(settings.model, settings.gates, settings.corpus, settings.rollout.max_prompt_length)
+    model = settings.model
+    setup = gate_setup(model, settings.gates, settings.corpus, settings.rollout.max_prompt_length)
+    check_before_training(model.path, model.lora_rank, model.lora_alpha, model.target_modules, model.adapter)
+    check_before_publishing(keys.adapter.registry, keys.adapter.name)
     report = _gate_check(keys, setup.corpus, settings.loss)
     return Checked(keys, setup.corpus, report, SoloRun(settings, tuple(plan), setup))
 
@@ -177,7 +185,8 @@ def _train(cfg: DictConfig, checked: Checked, folder: RunFolder, resume: bool) -
         result = _backend(cfg, checked, folder, tracker, resume)
         folder.write_result(result)
         tracker.finish(result.status)
-    print_results(folder.read_lines(), result.best_step)
+    start = "warm start" if checked.keys.gates.warm_start.steps else "base"
+    print_results(folder.read_lines(), result.best_step, start)
     _publish(checked, folder)
     if result.status not in GOOD:
         raise RunFailed(f"{folder.path}: the run ended as {result.status!r}; its records and checkpoints are kept")

@@ -23,6 +23,7 @@ PYTHON_VARIABLE = "POIMEN_VLLM_PYTHON"
 
 # Room for the prompt's fixed text, the question and the answer turn beside chunk, memory and response.
 _PROMPT_MARGIN_TOKENS = 512
+_OWN_OPTIONS = ("--model", "--served-model-name", "--enable-lora", "--max-loras", "--max-lora-rank", "--lora-modules")
 _CPU_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -78,6 +79,9 @@ def serve_command(options: ServeOptions) -> ServeCommand:
     """
     if not options.adapters:
         raise Refused("adapter serve: no adapter named")
+    own = [word for word in options.extra if word.split("=")[0] in _OWN_OPTIONS]
+    if own:
+        raise Refused(f"adapter serve: {own[0]} is set here from the adapters; leave it out")
     for folder in options.adapters.values():
         mount_check(folder, options.base_model)
     manifests = [read_manifest(folder) for folder in options.adapters.values()]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from poimen_exp.corpus.contract import Chunking, Confusion
 from poimen_exp.corpus.labels import Labels, exit_labels, exit_target, labels_sha256
 from poimen_exp.corpus.lines import LineReader, refuse
-from poimen_exp.corpus.rows import DocumentRow, LabelledChunk, RowError, TrajectoryRow, decode_row
+from poimen_exp.corpus.rows import DocumentRow, LabelledChunk, RowError, decode_row
 from poimen_exp.errors import CorpusError, Refused
 
 RESAMPLES = 2000
@@ -192,8 +192,3 @@ def label_hashes(labels: Mapping[str, LabelledTrajectory]) -> dict[str, str]:
         "update": labels_sha256((name, one.evidence) for name, one in labels.items()),
         "exit": labels_sha256((name, one.exit) for name, one in labels.items()),
     }
-
-
-def row_labels(row: TrajectoryRow) -> Labels:
-    """Labels of a second-form trajectory."""
-    return _chunk_labels(row.chunks) if isinstance(row.chunks, list) else ()

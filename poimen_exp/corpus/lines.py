@@ -14,6 +14,7 @@ Report = Callable[[str, int, str], None]
 """Takes (file, physical line, message) of a problem; the loader's raises, the checker's collects."""
 
 _BOM = b"\xef\xbb\xbf"
+_BUFFER = 2**20
 
 
 def refuse(file: str, line: int, message: str) -> None:
@@ -42,7 +43,7 @@ class LineReader:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
-        with self._path.open("rb") as stream:
+        with self._path.open("rb", buffering=_BUFFER) as stream:
             offset = 0
             while raw := stream.readline(MAX_LINE_BYTES + 1):
                 self._digest.update(raw)

@@ -129,7 +129,7 @@ def _not_json(line: bytes, error: msgspec.DecodeError) -> str:
 def _key_count(row: Row) -> int:
     """Keys of the format that ``row`` came with; a line with more ``":`` has other keys, quotes or duplicates."""
     if isinstance(row, DocumentRow):
-        return 4 + sum(2 if unit.header is UNSET else 3 for unit in row.units)
+        return 4 + 3 * len(row.units) - [unit.header for unit in row.units].count(UNSET)
     optional = (row.document_id, row.project, row.evidence, row.chunks, row.exit_index)
     count = 4 + sum(value is not UNSET for value in optional)
     if isinstance(row.evidence, list):

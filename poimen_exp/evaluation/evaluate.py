@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from poimen_exp.corpus.split import Side
 from poimen_exp.evaluation.intervals import Estimate, estimate
 from poimen_exp.evaluation.readers import Overrider, always_update, fit_position_rule, never_update, oracle
 from poimen_exp.gates.metrics import gate_metrics
@@ -61,7 +62,7 @@ def evaluate(
     settings: SoloSettings,
     setup: GateSetup,
     adapter: Path | None,
-    split: str,
+    split: Side,
     samples: int,
     say: Callable[[str], None],
 ) -> Evaluation:

@@ -25,7 +25,9 @@ def print_evaluation(result: Evaluation, *, as_json: bool) -> None:
     failed = {reader.reader: reader.failed for reader in result.readers if reader.failed}
     if failed:
         console.print(f"readings that failed, in no mean: {failed}")
-    console.print("[low, high]: 95 % bootstrap interval over projects (over tasks below 5 projects); n: denominator")
+    console.print(
+        "[low, high]: 95 % bootstrap interval over projects (over tasks below 5 projects); n: denominator", markup=False
+    )
 
 
 def save_evaluation(result: Evaluation, run: Path) -> Path:

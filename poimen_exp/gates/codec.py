@@ -54,7 +54,7 @@ class HfCodec:
         state["added_tokens"], state["post_processor"] = [], None
         self._plain = Tokenizer.from_str(json.dumps(state))
         self._stop_ids = stop_ids if stop_ids is not None else (int(tokenizer.eos_token_id),)
-        self._encode_plain = lru_cache(maxsize=8192)(self._encode_plain_uncached)
+        self._encode_plain = lru_cache(maxsize=512)(self._encode_plain_uncached)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

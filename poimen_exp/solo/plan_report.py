@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 from poimen_exp.config.compose import compose_config, override
 from poimen_exp.config.keys import check_keys

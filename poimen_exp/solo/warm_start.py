@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from poimen_exp.errors import Refused
 from poimen_exp.gates.protocol import GateProtocol, parse_turn
 from poimen_exp.gates.types import Prompt, ReadingTask
 from poimen_exp.quickstart.turns import TurnPair, constructed_turns, parse_verdict
@@ -67,8 +68,15 @@ def balanced_rows(protocol: GateProtocol, tasks: Sequence[ReadingTask], count: i
     Most chunks of a long document hold nothing: drawn evenly, a verdict of "nothing" would nearly always be right.
     """
     rows: list[Row] = []
+    empty = 0
     while len(rows) < count:
         turns = constructed_turns(tasks[rng.randrange(len(tasks))], protocol, rng, gates="random")
+        empty = 0 if turns else empty + 1
+        if empty > len(tasks):
+            raise Refused(
+                f"gates.warm_start.steps: none of {empty} tasks gave a turn to learn from; expected labelled chunks "
+                "or answers; set gates.warm_start.steps=0"
+            )
         kinds: dict[bool, list[TurnPair]] = {True: [], False: []}
         for turn in turns:
             kinds[_tells(protocol, turn)].append(turn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from collections.abc import Iterator
@@ -26,9 +27,12 @@ def prepare_environment(device: str) -> None:
     # verl tells of every engine that is not installed; one is enough.
     warnings.filterwarnings("ignore", message=".* engine is not available", category=UserWarning)
     if device == "cpu":
+        # verl reads the name when it is first imported; where that has happened (the gate check), the import does it.
+        _name_plugin(_CPU_PLUGIN)
+        importlib.import_module("verl")
+        importlib.import_module(_CPU_PLUGIN)
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # it kills workers on hosts that others fill
         os.environ.setdefault("RAY_worker_niceness", "0")  # workers at 15 stand still beside any other process
-        _name_plugin(_CPU_PLUGIN)
 
 
 def _name_plugin(module: str) -> None:

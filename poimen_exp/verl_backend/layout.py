@@ -76,7 +76,7 @@ def lay_out(
     mini_of = {group: place for place, run in enumerate(runs) for group in run}
     minis: list[list[int]] = [[] for _ in range(count)]
     for row, group in enumerate(groups):
-        minis[row % count].append(row)
+        minis[mini_of[group]].append(row)
     per_rank = _round_up(max(math.ceil(len(mini) / ranks) for mini in minis), rows_multiple)
     next_pad = len(groups)
     shares: list[list[int]] = [[] for _ in range(ranks)]

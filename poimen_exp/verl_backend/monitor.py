@@ -108,13 +108,12 @@ class Monitor:
 
     def updated(self, grad_norms: Sequence[float]) -> None:
         """Takes the gradient norms of a step's optimizer steps; verl leaves out those that are not finite."""
-        skipped, in_a_row = 0, self.progress.skipped_in_a_row
+        skipped, longest, in_a_row = 0, 0, self.progress.skipped_in_a_row
         for norm in grad_norms:
             fine = math.isfinite(norm)
             skipped += not fine
             in_a_row = 0 if fine else in_a_row + 1
-            if in_a_row >= _SKIPS_IN_A_ROW:
-                break
+            longest = max(longest, in_a_row)
         finite = [norm for norm in grad_norms if math.isfinite(norm)]
         if finite:
             self.report.count("actor/grad_norm", sum(finite) / len(finite), len(finite))
@@ -123,7 +122,7 @@ class Monitor:
             self.progress,
             optimizer_steps=self.progress.optimizer_steps + len(finite),
             skipped=self.progress.skipped + skipped,
-            skipped_in_a_row=in_a_row,
+            skipped_in_a_row=longest if longest >= _SKIPS_IN_A_ROW else in_a_row,
         )
 
     def close_step(self, step: int, verls: Mapping[str, Any]) -> StepReport:

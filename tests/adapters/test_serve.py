@@ -74,6 +74,8 @@ def test_a_broken_adapter_or_two_types_are_not_served(adapter: Path, base: Path,
         serve_command(ServeOptions({"one": adapter, "two": half}, base, PYTHON))
     with pytest.raises(Refused, match="expected the same weights"):
         serve_command(ServeOptions({"one": adapter}, make_tiny_model(tmp_path / "other", seed=7), PYTHON))
+    with pytest.raises(Refused, match="--max-loras=1 is set here from the adapters"):
+        serve_command(ServeOptions({"one": adapter}, base, PYTHON, extra=("--max-loras=1",)))
     with pytest.raises(Refused, match="no adapter named"):
         serve_command(ServeOptions({}, base, PYTHON))
 

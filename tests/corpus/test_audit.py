@@ -121,14 +121,21 @@ def test_too_long_tasks_are_problems_or_dropped(tmp_path: Path) -> None:
 def test_evidence_cut_by_a_border_and_chunks_without_header_are_counted(tmp_path: Path) -> None:
     units = [
         {"unit_id": "u0", "text": "a" * 50, "header": "[1]"},
-        {"unit_id": "u1", "text": ("word " * 40).strip()},  # 199 bytes: three chunks of 80, none with a header
+        {"unit_id": "u1", "text": "between"},
+        {"unit_id": "u2", "text": ("word " * 40).strip()},  # 199 bytes: three chunks of 80, none with a header
     ]
     rows: list[dict[str, Any]] = [{"type": "document", "document_id": "d", "project": "p0", "units": units}]
-    rows += [question("t0", "d", [("u0", 0, 5), ("u1", 0, 199)]), *three_projects()[1:]]
+    rows += [question("t0", "d", [("u0", 0, 5), ("u0", 9, 12), ("u2", 0, 199)]), *three_projects()[1:]]
     report = check(write(tmp_path / "c", rows))
     assert audit(report, "evidence cut by chunk borders").value == 0.5
     assert audit(report, "chunks without their header").shown.startswith("30.0% (3 of 10)")
     assert audit(report, "chunks without their header").warn
+
+
+def test_evidence_in_neighbouring_units_is_one_passage(tmp_path: Path) -> None:
+    rows = [document("d", "p0", ["a" * 50, "b" * 50]), question("t0", "d", [("u0", 0, 5), ("u1", 0, 5)])]
+    report = check(write(tmp_path / "c", [*rows, *three_projects()[1:]]))
+    assert audit(report, "evidence cut by chunk borders").shown == "100.0% (1 of 1)"
 
 
 @pytest.mark.parametrize(

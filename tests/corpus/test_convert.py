@@ -101,6 +101,9 @@ def test_a_distractor_that_spells_a_short_answer_is_not_added(tmp_path: Path) ->
     documents, _ = by_type(hotpotqa.convert(write_lines(tmp_path / "h.json", rows), tokens=5000, projects=1))
     assert "Nile" not in {unit["header"] for unit in documents["q0"]["units"]}
     assert "Nile" in {unit["header"] for unit in documents["q2"]["units"]}
+    rows[0] |= {"answer": "Nil"}  # a part of a word is not the answer
+    documents, _ = by_type(hotpotqa.convert(write_lines(tmp_path / "h.json", rows), tokens=5000, projects=1))
+    assert "Nile" in {unit["header"] for unit in documents["q0"]["units"]}
 
 
 def test_gold_of_another_project_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -129,6 +129,15 @@ def test_padding_on_the_right_changes_no_loss(codec: HfCodec, protocol: GateProt
     assert narrow == pytest.approx(wide, abs=1e-5)
 
 
+def test_each_response_token_is_predicted_from_the_token_before_it() -> None:
+    network = build_network(build_tokenizer(), SMALL, 0).eval()
+    ids, labels = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[IGNORE, IGNORE, 7, 8]])
+    with torch.no_grad():
+        log_probs = network(input_ids=ids).logits[0].log_softmax(-1)
+        loss = float(response_loss(network, ids, labels))
+    assert loss == pytest.approx(-float(log_probs[1, 7] + log_probs[2, 8]) / 2, abs=1e-5)
+
+
 def test_the_learning_rate_warms_up_and_falls_to_a_hundredth() -> None:
     recipe = Recipe(steps=1000, lr=1.0, warmup_steps=100)
     assert learning_rate(0, recipe) == 0.01

@@ -95,10 +95,10 @@ def test_three_skipped_optimizer_steps_in_a_row_end_the_run() -> None:
     run.updated([1.0, math.nan])
     run.close_step(1, {})
     run.check()
-    run.updated([math.inf, math.nan, 1.0])
+    run.updated([math.inf, math.nan, 1.0, math.nan])
     report = run.close_step(2, {})
-    assert report.metrics["update/skipped"] == 2.0
-    with pytest.raises(RunFailed, match="3 optimizer steps in a row and 3 of 1000 in all were skipped"):
+    assert report.metrics["update/skipped"] == 3.0
+    with pytest.raises(RunFailed, match="3 optimizer steps in a row and 4 of 1000 in all were skipped"):
         run.check()
 
 

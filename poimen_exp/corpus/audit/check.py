@@ -211,7 +211,7 @@ def _chunk_audits(facts: Facts) -> tuple[Audit, ...]:
             int(facts.cut.sum()),
             int(facts.spans.sum()),
             0.1,
-            "spans in more than one chunk; each piece counts as evidence",
+            "passages in more than one chunk; each piece counts as evidence",
         ),
         _share(
             "chunks without their header",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from poimen_exp.corpus.chunking import ChunkPlan
 from poimen_exp.corpus.index import CorpusIndex, read_row
 from poimen_exp.corpus.labels import exit_labels
 from poimen_exp.corpus.loader import TaskReader
-from poimen_exp.corpus.rows import DocumentRow, TrajectoryRow
+from poimen_exp.corpus.rows import DocumentRow, Span, TrajectoryRow
 from poimen_exp.errors import CorpusError
 from poimen_exp.gates.types import ReadingTask
 
@@ -37,7 +37,8 @@ class Facts:
         longest: [N] tokens of the longest chunk.
         exit_index: [N] -1 never, -2 unknown.
         spelled: [N] 1 if a short answer stands in a chunk labelled evidence-free, 0 if not, -1 if it cannot be asked.
-        spans: [N] evidence spans of documents cut here; cut: [N] those in more than one chunk.
+        spans: [N] passages of evidence in documents cut here (spans of neighbouring units are one); cut: [N] those in
+            more than one chunk.
         headless: [N] chunks that start below a header of their document without showing one.
     """
 
@@ -131,21 +132,36 @@ def spelled(task: ReadingTask) -> int:
 
 
 def _cuts(index: CorpusIndex, reader: TaskReader, place: Any) -> tuple[int, int, int]:
-    """(spans, spans in more than one chunk, chunks without their header) of a trajectory over a document."""
+    """(passages, passages in more than one chunk, chunks without their header) of a trajectory over a document."""
     document, plan = reader.document_plan(int(place["document"]))
     row = read_row(index.files, place)
     assert isinstance(row, TrajectoryRow)
     spans = row.evidence if isinstance(row.evidence, list) else []
-    at = {unit.unit_id: number for number, unit in enumerate(document.units)}
-    touched: dict[int, list[tuple[int, int, int]]] = {}
-    for chunk, pieces in enumerate(plan.chunks):
-        for unit, start, end in pieces:
-            touched.setdefault(unit, []).append((chunk, start, end))
-    cut = 0
-    for span in spans:
-        pieces_of = touched.get(at[span.unit_id], [])
-        cut += len({chunk for chunk, start, end in pieces_of if span.start < end and start < span.end}) > 1
-    return len(spans), cut, headless(document, plan)
+    found = _passages(document, spans)
+    cut = sum(len({chunk for at in passage for chunk in _chunks_of(plan, *at)}) > 1 for passage in found)
+    return len(found), cut, headless(document, plan)
+
+
+def _passages(document: DocumentRow, spans: Sequence[Span]) -> list[list[tuple[int, int, int]]]:
+    """Spans as (unit position, start, end), those in the same or in neighbouring units taken together."""
+    number = {unit.unit_id: position for position, unit in enumerate(document.units)}
+    passages: list[list[tuple[int, int, int]]] = []
+    for at in sorted((number[span.unit_id], span.start, span.end) for span in spans):
+        if passages and at[0] - passages[-1][-1][0] <= 1:
+            passages[-1].append(at)
+        else:
+            passages.append([at])
+    return passages
+
+
+def _chunks_of(plan: ChunkPlan, unit: int, start: int, end: int) -> set[int]:
+    return {
+        chunk
+        for chunk, pieces in enumerate(plan.chunks)
+        if pieces[0][0] <= unit <= pieces[-1][0]
+        for where, first, last in pieces
+        if where == unit and start < last and first < end
+    }
 
 
 def headless(document: DocumentRow, plan: ChunkPlan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def _distractors(
     """
     taken = {paragraph.key for paragraph in own}
     titles = {paragraph.title.casefold() for paragraph in question.gold}
-    spelled = [answer.casefold() for answer in question.answers if _is_short(answer)]
+    spelled = "|".join(rf"(?<!\w){re.escape(one.casefold())}(?!\w)" for one in question.answers if _is_short(one))
     used = sum(costs[paragraph.key] for paragraph in own)
     chosen: list[Paragraph] = []
     for paragraph in sorted(pool, key=lambda one: _digest(f"{question.question_id}\tdraw\t{one.key}")):
@@ -141,7 +142,7 @@ def _distractors(
             break
         if paragraph.key in taken or paragraph.title.casefold() in titles:
             continue
-        if any(answer in paragraph.key or answer in paragraph.title.casefold() for answer in spelled):
+        if spelled and re.search(spelled, f"{paragraph.title.casefold()}\n{paragraph.key}"):
             continue
         if used + costs[paragraph.key] <= tokens:
             used += costs[paragraph.key]
@@ -150,7 +151,7 @@ def _distractors(
 
 
 def _is_short(answer: str) -> bool:
-    return answer.casefold() not in ("yes", "no") and len(answer.split()) <= SHORT_ANSWER_WORDS
+    return answer.casefold() not in ("yes", "no") and 0 < len(answer.split()) <= SHORT_ANSWER_WORDS
 
 
 def _records(question: PoolQuestion, project: str, paragraphs: Sequence[Paragraph]) -> Iterator[Mapping[str, Any]]:
