@@ -11,8 +11,8 @@ from poimen_exp.errors import RunFailed
 from poimen_exp.verl_backend.records import FIELD, Batch, assemble, last_keys
 from poimen_exp.verl_backend.watch import Liveness
 
-_LAST_LOOK_S = 2.0
-"""A run that fails anyway waits this long for each worker's answer, to name a dead one."""
+_LAST_LOOK_S = 15.0
+"""A run that fails anyway waits this long for its workers' answers, to name a dead one."""
 
 
 class GateReplayBuffer(ReplayBuffer):  # type: ignore[misc]

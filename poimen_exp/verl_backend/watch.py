@@ -65,17 +65,19 @@ class Liveness:
         """Raises ``RunFailed`` for the first actor known to be dead. A busy actor's ping stays out until it answers.
 
         Args:
-            wait_s: longest wait for each answer.
+            wait_s: longest wait for the answers.
         """
         import ray
 
         for name, actor in self._actors.items():
             if name not in self._pings:
                 self._pings[name] = actor.__ray_ready__.remote()
-            ping = self._pings[name]
-            done, _ = ray.wait([ping], timeout=wait_s)
-            if not done:
-                continue
+        pings = {ping: name for name, ping in self._pings.items()}
+        if not pings:
+            return
+        answered, _ = ray.wait(list(pings), num_returns=len(pings), timeout=wait_s)
+        for ping in answered:
+            name = pings[ping]
             del self._pings[name]
             try:
                 ray.get(ping)
