@@ -67,7 +67,7 @@ class GateTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def __init__(self, config: Any, parts: RunParts) -> None:
         self._parts = parts
-        self._advantages: Mapping[str, float] = {}
+        self._row_advantages: list[float] = []
         self._rows_per_mini_batch = 0
         super().__init__(config)
         core_algos.ADV_ESTIMATOR_REGISTRY[ESTIMATOR] = self._estimate
@@ -138,8 +138,10 @@ class GateTrainer(PPOTrainerSync):  # type: ignore[misc]
         attempted = settings.train_batch_size * settings.group_size
         self._parts.monitor.rolled_out(rolled.scored, rows, advantages, attempted)
         mixed = advantages.mixed.tolist()
-        self._advantages = {key: mixed[row] for key, row in rolled.row_of.items()}
-        self._batch_keys = list(batch.keys)
+        self._row_advantages = [
+            0.0 if tag.get("is_padding", False) else mixed[rolled.row_of[key]]
+            for key, tag in zip(batch.keys, batch.tags, strict=True)
+        ]
         write_rollouts(self._parts.tracker, self.global_steps, rolled.scored, advantages)
         correction = self.config.algorithm.rollout_correction
         if settings.lora_rank > 0 and not (correction and correction.bypass_mode):  # there they are the sampler's own
@@ -148,8 +150,7 @@ class GateTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _estimate(self, response_mask: torch.Tensor, **verls: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002
         """[R, T] advantages and returns: one number a row on its response tokens, 0 on padding rows."""
-        values = torch.tensor([self._advantages.get(key, 0.0) for key in self._batch_keys])
-        spread = values[:, None] * response_mask
+        spread = torch.tensor(self._row_advantages)[:, None] * response_mask
         return spread, spread
 
     # Mini-batches

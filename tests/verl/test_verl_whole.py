@@ -46,6 +46,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    if "verl" not in os.environ.get("POIMEN_REQUIRE", "").split(","):
+        pytest.skip("verl: starts Ray for minutes; POIMEN_REQUIRE=verl runs it")
     path = tmp_path_factory.mktemp("verl") / "run"
     done = command(
         sys.executable, "-m", "poimen_exp", "+experiment=verl_smoke", "tracking.wandb=disabled", f"hydra.run.dir={path}"
