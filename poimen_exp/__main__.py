@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from poimen_exp.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, PoimenError, RunFailed
+from poimen_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, PoimenError, RunFailed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         hydra_main.run(sys.argv[1:] if argv is None else argv, _check, _task)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output is gone, as with ``| head``; so must be what is left of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     except PoimenError as error:
         return _say(str(error), error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:

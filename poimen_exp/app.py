@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from poimen_exp.gates.check_report import GateCheckReport
     from poimen_exp.solo.plan import FieldPlan
     from poimen_exp.solo.settings import LossSettings, SoloSettings
-    from poimen_exp.solo.setup import GateSetup
+    from poimen_exp.solo.setup import Setup
     from poimen_exp.tracking.result import RunResult
     from poimen_exp.tracking.run_folder import RunFolder
     from poimen_exp.tracking.tracker import Tracker
@@ -36,7 +36,7 @@ class SoloRun:
 
     settings: SoloSettings
     plan: tuple[FieldPlan, ...]
-    setup: GateSetup
+    setup: Setup
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class Checked:
     """A configuration that may be trained.
 
     Attributes:
+        corpus: of the gates; None where prompts are trained on.
         solo: None where verl is the backend.
     """
 
     keys: PoimenKeys
-    corpus: Corpus
+    corpus: Corpus | None
     report: GateCheckReport
     solo: SoloRun | None
 
@@ -82,6 +83,8 @@ def _check_solo(cfg: DictConfig) -> Checked:
 
     settings, plan = compile_settings(cfg)
     keys = typed_keys(resolved(cfg))
+    if settings.prompts is not None:
+        return _check_prompts(keys, settings, tuple(plan))
     from poimen_exp.adapters.preflight import check_before_publishing, check_before_training
     from poimen_exp.solo.setup import gate_setup
 
@@ -93,21 +96,35 @@ def _check_solo(cfg: DictConfig) -> Checked:
     return Checked(keys, setup.corpus, report, SoloRun(settings, tuple(plan), setup))
 
 
+def _check_prompts(keys: PoimenKeys, settings: SoloSettings, plan: tuple[FieldPlan, ...]) -> Checked:
+    from poimen_exp.adapters.preflight import check_before_publishing, check_before_training
+    from poimen_exp.solo.check import check_learning
+    from poimen_exp.solo.prompt_setup import prompt_setup
+
+    model = settings.model
+    setup = prompt_setup(settings)
+    check_before_training(model.path, model.lora_rank, model.lora_alpha, model.target_modules, model.adapter)
+    check_before_publishing(keys.adapter.registry, keys.adapter.name)
+    return Checked(keys, None, _passed(check_learning(settings)), SoloRun(settings, plan, setup))
+
+
 def _check_verl(cfg: DictConfig) -> Checked:
     keys = typed_keys(resolved(cfg))
     if keys.corpus.path == MISSING:
         raise Refused(MISSING_CORPUS)
+    from poimen_exp.adapters.preflight import check_before_publishing
     from poimen_exp.verl_backend.preflight import preflight
     from poimen_exp.verl_backend.reader import open_reader
-    from poimen_exp.verl_backend.settings import settings_of
+    from poimen_exp.verl_backend.settings import loss_settings, settings_of
 
     preflight(cfg)
+    check_before_publishing(keys.adapter.registry, keys.adapter.name)
     corpus = open_reader(settings_of(cfg).reader).corpus
-    return Checked(keys, corpus, _gate_check(keys, corpus, None), None)
+    return Checked(keys, corpus, _gate_check(keys, corpus, loss_settings(cfg)), None)
 
 
 def _gate_check(keys: PoimenKeys, corpus: Corpus, loss: LossSettings | None) -> GateCheckReport:
-    from poimen_exp.gates.check import GateCheckSettings, run_gate_check, write_refused_report
+    from poimen_exp.gates.check import GateCheckSettings, run_gate_check
 
     rules = GateCheckSettings(
         alpha=keys.alpha,
@@ -116,7 +133,12 @@ def _gate_check(keys: PoimenKeys, corpus: Corpus, loss: LossSettings | None) -> 
         matcher=keys.gates.matcher,
         loss=loss,
     )
-    report = run_gate_check(corpus.split("train"), rules)
+    return _passed(run_gate_check(corpus.split("train"), rules))
+
+
+def _passed(report: GateCheckReport) -> GateCheckReport:
+    from poimen_exp.gates.check import write_refused_report
+
     if not report.passed:
         write_refused_report(report, REFUSED_ROOT)
         report.require()
@@ -132,11 +154,16 @@ def run(cfg: DictConfig) -> float | None:
     """
     from hydra.core.hydra_config import HydraConfig
 
+    return run_in(cfg, Path(HydraConfig.get().runtime.output_dir)).objective_value
+
+
+def run_in(cfg: DictConfig, path: Path) -> RunResult:
+    """A new run in ``path``, without Hydra: of a file that ``poimen plan --out`` or ``poimen export-verl`` wrote."""
     from poimen_exp.tracking.run_folder import RunFolder
 
     checked = check(cfg)
-    with RunFolder.create(Path(HydraConfig.get().runtime.output_dir)) as folder:
-        return _train(cfg, checked, folder, resume=False).objective_value
+    with RunFolder.create(path) as folder:
+        return _train(cfg, checked, folder, resume=False)
 
 
 def resume(path: Path, overrides: Sequence[str] = ()) -> RunResult:
@@ -197,9 +224,14 @@ def _record(folder: RunFolder, cfg: DictConfig, checked: Checked) -> None:
     folder.write_resolved(OmegaConf.to_yaml(cfg, resolve=True))
     folder.write_gate_check(checked.report.to_json())
     if checked.solo is not None:
+        from poimen_exp.solo.dry import cost
         from poimen_exp.solo.plan import plan_json
+        from poimen_exp.tracking.tracker import say_on_stderr
 
-        folder.write_plan(plan_json(checked.solo.plan))
+        estimate, told = cost(checked.solo.settings, checked.solo.setup)
+        folder.write_plan({**plan_json(checked.solo.plan), "estimate": estimate})
+        for line in told:
+            say_on_stderr(line)
 
 
 def _provenance(checked: Checked, values: Mapping[str, Any]) -> Any:
@@ -212,8 +244,9 @@ def _provenance(checked: Checked, values: Mapping[str, Any]) -> Any:
         from poimen_exp.solo.policy import pick_device
 
         device = str(pick_device(checked.solo.settings.device))
-    facts = CorpusFacts(corpus.corpus_id, corpus.sha256, corpus.label_status)
-    return collect_provenance(seed=checked.keys.seed, device=describe_device(device), corpus=facts)
+    facts = None if corpus is None else CorpusFacts(corpus.corpus_id, corpus.sha256, corpus.label_status)
+    identity = {} if checked.solo is None else checked.solo.setup.identity(checked.solo.settings)
+    return collect_provenance(seed=checked.keys.seed, device=describe_device(device), corpus=facts, identity=identity)
 
 
 def _backend(cfg: DictConfig, checked: Checked, folder: RunFolder, tracker: Tracker, resume: bool) -> RunResult:

@@ -6,23 +6,17 @@ Every fault is written into a copy of the package, which is imported in place of
 from __future__ import annotations
 
 import importlib
-import shutil
-import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_package import copy_with, package_at
 
-import poimen_exp
 from poimen_exp.gates.check_step import import_engines
 
 pytestmark = pytest.mark.usefixtures("engines")
-
-_PACKAGE = Path(poimen_exp.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -275,8 +269,8 @@ FAULTS = (
     Fault(
         "advantages in another order than rows",
         "solo/gate_task.py",
-        "advantages=advantages.mixed[order]",
-        "advantages=advantages.mixed",
+        "spread(advantages.mixed[order], ordered)",
+        "spread(advantages.mixed, ordered)",
         "rollout/",
     ),
     Fault("loss sign", "solo/losses.py", "total = pg_loss\n", "total = -pg_loss\n", "step/token-mean: rewarded"),
@@ -320,8 +314,8 @@ FAULTS = (
     Fault(
         "advantages of other rows",
         "solo/update.py",
-        "batch.advantages[list(places)]",
-        "batch.advantages[: len(places)]",
+        "at(batch.advantages, places,",
+        "at(batch.advantages, places[::-1],",
         "step/largest error",
     ),
     Fault(
@@ -341,32 +335,9 @@ def engines() -> None:
         import_engines()
 
 
-@contextmanager
-def _package_at(root: Path) -> Iterator[Any]:
-    """The gate check of the package below ``root``, imported beside the real one, which is back afterwards."""
-    kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "poimen_exp"}
-    for name in kept:
-        del sys.modules[name]
-    sys.path.insert(0, str(root))
-    importlib.invalidate_caches()
-    try:
-        yield importlib.import_module("poimen_exp.gates.check")
-    finally:
-        sys.path.remove(str(root))
-        for name in [name for name in sys.modules if name.split(".")[0] == "poimen_exp"]:
-            del sys.modules[name]
-        sys.modules.update(kept)
-
-
-def _copy(root: Path) -> Path:
-    skipped = shutil.ignore_patterns("assets", "sweep", "verl_backend", "cli")
-    return Path(shutil.copytree(_PACKAGE, root / "poimen_exp", ignore=skipped))
-
-
 def _check() -> Any:
     """The gate check on a corpus with early and late targets, "never", unknown labels and two accepted answers."""
-    check, types = sys.modules["poimen_exp.gates.check"], sys.modules["poimen_exp.gates.types"]
-    assert check.__file__ is not None
+    check, types = (importlib.import_module(f"poimen_exp.gates.{name}") for name in ("check", "types"))
     labels = (
         (True, False, False),
         (False, True, False),
@@ -384,9 +355,10 @@ def _check() -> Any:
 
 
 def test_an_untouched_copy_passes(tmp_path: Path) -> None:
-    copy = _copy(tmp_path)
-    with _package_at(tmp_path) as check:
-        assert Path(check.__file__).is_relative_to(copy)
+    with package_at(copy_with(tmp_path)):
+        check = importlib.import_module("poimen_exp.gates.check")
+        assert check.__file__ is not None
+        assert Path(check.__file__).is_relative_to(tmp_path)
         report = _check()
     assert [found.line() for found in report.failed] == []
     assert len(report.checks) > 80
@@ -395,14 +367,9 @@ def test_an_untouched_copy_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_the_gate_check_refuses(fault: Fault, tmp_path: Path) -> None:
-    path = _copy(tmp_path) / fault.file
-    text = path.read_text()
-    assert text.count(fault.old) == 1, f"{fault.file}: {fault.old!r} stands there {text.count(fault.old)} times"
-    path.write_text(text.replace(fault.old, fault.new))
-    for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-        stale.unlink()
-    with _package_at(tmp_path) as check:
+    with package_at(copy_with(tmp_path, fault.file, fault.old, fault.new)):
         report = _check()
+        check = importlib.import_module("poimen_exp.gates.check")
         with pytest.raises(check.GateCheckFailed, match="gate check: ") as refusal:
             report.require()
     assert refusal.value.exit_code == 2

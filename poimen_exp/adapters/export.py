@@ -23,7 +23,6 @@ from poimen_exp.adapters.manifest import (
     Manifest,
 )
 from poimen_exp.errors import Refused, RunFailed
-from poimen_exp.gates.protocol import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -157,7 +156,7 @@ def _manifest(
         step=info.step,
         metrics=_finite(info.metrics),
         sha256={file: sha256_of_file(folder / file) for file in (CONFIG_NAME, WEIGHTS_NAME)},
-        protocol=PROTOCOL_VERSION,
+        protocol=info.protocol,
         schema=SCHEMA,
     )
 

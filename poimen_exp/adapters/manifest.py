@@ -12,12 +12,15 @@ from typing import Literal
 import msgspec
 
 from poimen_exp.errors import Refused
-from poimen_exp.gates.protocol import Layout, Wording
+from poimen_exp.gates.protocol import PROTOCOL_VERSION, Layout, Wording
 
 SCHEMA: Literal["poimen.adapter/1"] = "poimen.adapter/1"
 MANIFEST_NAME = "poimen.json"
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+
+PROMPTS_PROTOCOL = "poimen.prompts/1"
+"""Of adapters that were trained on single-turn prompts: the model's own chat template around the user's messages."""
 
 LabelStatus = Literal["constructed", "measured", "unmeasured"]
 Dtype = Literal["float32", "bfloat16"]
@@ -30,23 +33,28 @@ class AdapterInfo:
     Attributes:
         base_model: folder of the model the adapter was trained on.
         dtype: of the base weights in training; serving uses the same.
+        layout, wording, label_status: of the gates; None for an adapter of single-turn prompts.
+        memory_tokens, chunk_tokens: of the gates; of prompts 0 and the longest prompt.
         response_tokens: longest response of a turn.
+        corpus_id, corpus_sha256: of the corpus, or of the prompts' files.
+        protocol: version of the prompts it was trained on.
         metrics: metric name to value at the exported step, as in ``metrics.jsonl``.
     """
 
     base_model: Path
     dtype: Dtype
-    layout: Layout
-    wording: Wording
+    layout: Layout | None
+    wording: Wording | None
     memory_tokens: int
     chunk_tokens: int
     response_tokens: int
     corpus_id: str
     corpus_sha256: str
-    label_status: LabelStatus
+    label_status: LabelStatus | None
     run_id: str
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    protocol: str = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True)
@@ -74,20 +82,20 @@ class Manifest:
     lora_rank: int
     lora_alpha: float
     target_modules: tuple[str, ...]
-    layout: Layout
-    wording: Wording
+    layout: Layout | None
+    wording: Wording | None
     memory_tokens: int
     chunk_tokens: int
     response_tokens: int
     corpus_id: str
     corpus_sha256: str
-    label_status: LabelStatus
+    label_status: LabelStatus | None
     run_id: str
     step: int
     metrics: Mapping[str, float]
     sha256: Mapping[str, str]
     protocol: str
-    """Version of the turn protocol: prompts and parser."""
+    """Version of the turn protocol, prompts and parser; ``PROMPTS_PROTOCOL`` for an adapter of single-turn prompts."""
     schema: Literal["poimen.adapter/1"]
 
     def to_json(self) -> str:

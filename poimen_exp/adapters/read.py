@@ -154,6 +154,8 @@ def adapter_protocol(manifest: Manifest, codec: TextCodec, where: str) -> GatePr
         raise Refused(
             f"{where}: trained on {manifest.protocol}, this program speaks {PROTOCOL_VERSION}; prompts would differ"
         )
+    assert manifest.layout is not None
+    assert manifest.wording is not None
     return GateProtocol(codec, manifest.layout, manifest.wording, manifest.memory_tokens)
 
 

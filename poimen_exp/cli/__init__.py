@@ -6,11 +6,12 @@ import sys
 
 import typer
 
-from poimen_exp.cli import adapter, corpus, model, runs
+from poimen_exp.cli import adapter, corpus, data, model, runs
 from poimen_exp.errors import EXIT_INTERRUPTED, PoimenError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(corpus.app, name="corpus", help="Check, convert, split and describe corpora.")
+app.add_typer(data.app, name="data", help="Make Parquet files of single-turn prompts.")
 app.add_typer(adapter.app, name="adapter", help="Publish, list, verify and serve adapters.")
 app.add_typer(model.app, name="model", help="Make base models that no hub is needed for.")
 runs.register(app)

@@ -71,7 +71,7 @@ def list_adapters(registry: RegistryOption = DEFAULT_REGISTRY) -> None:
         shown = "" if objective is None else f"{objective:.3f}"
         versions = store.versions(name)
         table.add_row(
-            name, str(len(versions)), store.latest(name), manifest.base_model.name, manifest.label_status, shown
+            name, str(len(versions)), store.latest(name), manifest.base_model.name, manifest.label_status or "-", shown
         )
     Console().print(table)
 

@@ -1,4 +1,4 @@
-"""``poimen plan | eval | resume | inspect | report | dashboard | read | export-verl``."""
+"""``poimen plan | run | eval | resume | inspect | report | dashboard | read | export-verl``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from poimen_exp.cli import evaluate, read, report
+from poimen_exp.cli import evaluate, plan, read, report
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands that work on runs."""
-    app.command("plan")(plan)
+    app.command("plan")(plan.plan)
+    app.command("run")(plan.run)
+    app.command("export-verl")(plan.export_verl)
     app.command("resume")(resume)
     app.command("eval")(evaluate.evaluate)
     app.command("inspect")(inspect)
@@ -29,17 +31,6 @@ def inspect(
     from poimen_exp.tracking.inspect import run_inspect
 
     run_inspect(run, as_json=json)
-
-
-def plan(
-    config: Annotated[Path, typer.Argument(help="YAML file: a resolved verl configuration, or one of ours.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="KEY=VALUE on top of it.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Say what one device does with each field of a configuration, and refuse what it cannot do."""
-    from poimen_exp.solo.plan_report import report_plan
-
-    report_plan(config, overrides or [], as_json=json)
 
 
 def resume(

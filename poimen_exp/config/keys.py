@@ -57,14 +57,18 @@ def check_keys(cfg: DictConfig) -> None:
     engine = cfg.get("model_engine")
     if engine != tree.leaves["model_engine"]:
         raise Refused(f"model_engine: got {engine}, expected dp: the key tree is that of verl's FSDP engines")
-    lines = [unknown_key(path) for path in _unknown(cfg)]
+    lines = [unknown_key(path) for path in unknown_paths(cfg)]
     lines += [f"{path}: was deleted; expected a value" for path in _deleted(cfg)]
     if lines:
         raise Refused("\n".join(lines))
 
 
-def _unknown(cfg: DictConfig) -> Iterator[str]:
+def unknown_paths(cfg: DictConfig) -> list[str]:
     """Paths of ``cfg`` that are not known; below an unknown mapping only the mapping is named."""
+    return list(_unknown(cfg))
+
+
+def _unknown(cfg: DictConfig) -> Iterator[str]:
     named: set[str] = set()
     for path, node in walk(cfg, stop=_stops()):
         if path in known_leaves() or _is_open(path) or path.startswith("hydra."):

@@ -72,6 +72,16 @@ class RolloutKeys:
 
 
 @dataclass(frozen=True)
+class RewardKeys:
+    provider: Literal["exact_answer", "target_length", "verl"] | None
+
+
+@dataclass(frozen=True)
+class ReferenceKeys:
+    adapter: str | None
+
+
+@dataclass(frozen=True)
 class StopKeys:
     patience: Positive | None
     min_delta: Weight
@@ -102,6 +112,8 @@ class PoimenKeys:
     gates: GateKeys
     advantage: AdvantageKeys
     rollout: RolloutKeys
+    rewards: RewardKeys
+    reference: ReferenceKeys
     stop: StopKeys
     tracking: TrackingSettings
     adapter: AdapterKeys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,46 +71,36 @@ def evaluate(
     The last four take the gates away from the model; the memory text and the answer stay the model's (the adapter's
     where there is one), so that outcomes show what right or wrong gates are worth to it.
     """
-    device = pick_device(settings.device)
-    tasks = list(setup.corpus.split(split))
-    policy = Policy(settings.model, device)
-    engine = TransformersEngine(policy.sampler, setup.codec.stop_ids, setup.codec.pad_id, settings.rollout.max_rows)
-    train = setup.corpus.split("train")
-    reader = GateTask(
-        train, tasks, setup.protocol, engine, settings.gates, settings.rollout, settings.alpha, settings.seed, device
-    )
+    tasks, train = list(setup.corpus.split(split)), setup.corpus.split("train")
 
-    def measure(name: str, overrider: Overrider | None) -> ReaderScores:
+    def reader(peft: Path | None) -> GateTask:
+        device = pick_device(settings.device)
+        policy = Policy(replace(settings.model, adapter=peft), device)
+        engine = TransformersEngine(policy.sampler, setup.codec.stop_ids, setup.codec.pad_id, settings.rollout.max_rows)
+        gates, rollout = settings.gates, settings.rollout
+        return GateTask(train, tasks, setup.protocol, engine, gates, rollout, settings.alpha, settings.seed, device)
+
+    def measure(name: str, model: GateTask, overrider: Overrider | None) -> ReaderScores:
         say(f"{split}: reading {len(tasks)} tasks x {samples} with {name}")
         override = [overrider(task) for task in tasks] if overrider else None
-        scored, failed = reader.read_groups(tasks, samples, settings.rollout.val, f"eval-{split}", 0, override)
+        scored, failed = model.read_groups(tasks, samples, settings.rollout.val, f"eval-{split}", 0, override)
         return _scores(name, scored, failed)
 
-    results = [measure("base", None)]
+    model = reader(None)
+    results = [measure("base", model, None)]
     if adapter is not None:
-        _load_adapter(policy, adapter)
-        results.append(measure("adapter", None))
-    position = fit_position_rule(train)
+        model = reader(adapter)
+        results.append(measure("adapter", model, None))
     frame: list[tuple[str, Overrider]] = [
         ("oracle gates", oracle),
         ("always update", always_update),
         ("never update", never_update),
-        ("position only", position.reader),
+        ("position only", fit_position_rule(train).reader),
     ]
-    results += [measure(name, overrider) for name, overrider in frame]
+    results += [measure(name, model, overrider) for name, overrider in frame]
     return Evaluation(
         split, len(tasks), len({task.project for task in tasks}), samples, settings.gates.matcher, tuple(results)
     )
-
-
-def _load_adapter(policy: Policy, folder: Path) -> None:
-    """Puts a PEFT folder's weights into the policy and its sampler."""
-    from peft import load_peft_weights, set_peft_model_state_dict
-
-    result = set_peft_model_state_dict(policy.model, load_peft_weights(str(folder), device=str(policy.device)))
-    if result.unexpected_keys:
-        raise ValueError(f"{folder}: keys that the model does not have: {result.unexpected_keys[:3]}")
-    policy.sync()
 
 
 def _scores(name: str, scored: Sequence[ScoredTrajectory], failed: int) -> ReaderScores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from poimen_exp.gates.scoring import TurnBaseline
 from poimen_exp.gates.types import Generation, Sampling
 
 if TYPE_CHECKING:
+    from poimen_exp.solo.drive import Answer
     from poimen_exp.solo.engine import Request
     from poimen_exp.solo.gate_task import GateTask
 
@@ -23,19 +24,22 @@ _ORDER = (3, 5, 1, 2, 0, 4)
 
 
 class ScriptedEngine:
-    """Answers round after round as ``drive`` asks: reading ``i`` gets its next written response while it has one."""
+    """Answers round after round: reading ``i`` gets its next written response while it asks."""
 
     def __init__(self, scripts: Sequence[Sequence[str]]) -> None:
-        self._scripts, self._round = scripts, 0
+        self._scripts = [list(script) for script in scripts]
 
-    def generate(self, requests: Sequence[Request], _: torch.Generator) -> list[Generation]:
-        """The next response of every reading that is not through."""
-        texts = [script[self._round] for script in self._scripts if len(script) > self._round]
-        self._round += 1
-        if len(texts) != len(requests):
-            raise ValueError(f"round {self._round}: got {len(requests)} requests, expected {len(texts)}")
-        ids = [(*text.encode(), STOP_ID) for text in texts]
-        return [Generation(row, (-float(len(row)),) * len(row), clipped=False) for row in ids]
+    def serve(self, requests: Mapping[int, Request], follow: Answer, _: torch.Generator) -> None:
+        """The next response of whoever asks, until nobody does."""
+        asking = list(requests)
+        while asking:
+            asking = [place for place in asking if follow(place, self._next(place)) is not None]
+        if any(self._scripts):
+            raise ValueError("got readings that ended early, expected every written response to be asked for")
+
+    def _next(self, place: int) -> Generation:
+        ids = (*self._scripts[place].pop(0).encode(), STOP_ID)
+        return Generation(ids, (-float(len(ids)),) * len(ids), clipped=False)
 
 
 def check_rollout(out: Recorder) -> None:
@@ -54,8 +58,8 @@ def _check_rows(out: Recorder, baseline: TurnBaseline) -> None:
         text, group, advantage = wanted[name]
         same = row.response == (*text.encode(), STOP_ID) and row.rollout_log_probs[0] == -len(row.response)
         foreign += not (same and int(batch.group[place]) == group)
-        got.append(float(batch.advantages[place]))
-        expected.append(advantage)
+        got += batch.advantages[place].tolist()
+        expected += [advantage] * len(row.response)
     out.equal("rows with ids, log-probs or group of another row", foreign, 0)
     out.equal("mix at alpha 0.9 of every row", got, expected)
     out.equal("readings started and failed", (batch.attempted, batch.failed), (6, 0))

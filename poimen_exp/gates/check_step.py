@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -172,7 +172,7 @@ def _loss_batch(
         entropy=torch.zeros(mask.shape),
         old_log_probs=chosen.detach() - log_ratio,
         ref_log_probs=None,
-        advantages=torch.tensor(advantages),
+        advantages=torch.tensor(advantages)[:, None].expand(mask.shape),  # on padding too: the mask keeps it out
         mask=mask,
     )
 
@@ -223,6 +223,26 @@ def _check_rise(out: Recorder, loss: LossSettings, name: str) -> None:
         out.above(f"{name}: {kind} {gate} of group {group}: probability goes the right way by", rise, 0.0)
 
 
+def check_rise(out: Recorder, name: str, loss: LossSettings, advantages: Sequence[Tensor]) -> None:
+    """One optimizer step on the toy policy over two groups of two one-token responses, the first of each rewarded."""
+    from poimen_exp.solo.rows import Row
+
+    rows = [Row(Prompt((4, 5, 6 + place // 2), 2), (_NO if place % 2 else _YES,), (0.0,)) for place in range(4)]
+    model = toy_model()
+
+    def probabilities() -> list[float]:
+        with torch.no_grad():
+            return [float(_plain_log_probs(model, row)[0].exp()) for row in rows]
+
+    before = probabilities()
+    batch = replace(_batch(), rows=tuple(rows), group=torch.tensor([0, 0, 1, 1]), advantages=tuple(advantages))
+    _updater(model, loss, mini_batch=2, micro_batch_tokens=20).update(batch)
+    for place, (old, new) in enumerate(zip(before, probabilities(), strict=True)):
+        kind = "other" if place % 2 else "rewarded"
+        change = old - new if place % 2 else new - old
+        out.above(f"{name}: {kind} token of group {place // 2}: probability goes the right way by", change, 0.0)
+
+
 def _gate_probabilities(model: Any) -> list[float]:
     with torch.no_grad():
         return [float(_plain_log_probs(model, row)[0].exp()) for row in _rows()]
@@ -243,12 +263,14 @@ def _rows() -> list[Row]:
 
 def _batch() -> RolloutBatch:
     from poimen_exp.gates.metrics import Means
+    from poimen_exp.solo.ragged import spread
     from poimen_exp.solo.task import RolloutBatch
 
+    rows = tuple(_rows())
     return RolloutBatch(
-        rows=tuple(_rows()),
+        rows=rows,
         names=tuple(f"toy row {place}" for place in range(len(_ROWS))),
-        advantages=torch.tensor([row[4] for row in _ROWS]),
+        advantages=spread(torch.tensor([row[4] for row in _ROWS]), rows),
         group=torch.tensor([row[0] for row in _ROWS]),
         metrics=Means(),
         watch=Means(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -80,6 +81,17 @@ class HfCodec:
 
     def decode(self, ids: tuple[int, ...]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+    def plain_text(self, ids: tuple[int, ...]) -> str:
+        """Text of sampled ids without special tokens, as verl hands it to reward functions."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Ids of the model's chat template around a dialogue, up to where the model begins to write."""
+        out = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+        return tuple(int(token) for token in out)
 
     def render(self, user: str) -> str:
         message = [{"role": "user", "content": user}]

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from poimen_exp.errors import RunFailed
-from poimen_exp.tracking.files import fsync_folder, sha256_of
+from poimen_exp.tracking.files import fsync_folder, prefix_sha256, sha256_of
 from poimen_exp.tracking.run_folder import RunFolder
 
 MANIFEST = "manifest.json"
+CRITIC_WEIGHTS, CRITIC_OPTIMIZER = "critic.safetensors", "critic_optimizer.pt"
 SCHEMA = "poimen.checkpoint/1"
 
 
@@ -33,7 +34,7 @@ class Progress:
         bad_validations: validations in a row without a better value.
         optimizer_steps, skipped, skipped_in_a_row: optimizer steps taken and left out.
         groups, samples: prompts and rollouts so far.
-        size: training prompts, batch and shuffle seed, which give the data cursor of a step.
+        first_step: step that the run began at: 0, or that of another run's checkpoint.
     """
 
     step: int = 0
@@ -46,6 +47,7 @@ class Progress:
     skipped_in_a_row: int = 0
     groups: int = 0
     samples: int = 0
+    first_step: int = 0
 
     def validated(self, value: float, min_delta: float) -> Progress:
         """Progress after a validation at ``step`` gave ``value``."""
@@ -54,17 +56,35 @@ class Progress:
             return replace(self, best_value=value, best_step=self.step, bad_validations=0, first_value=first)
         return replace(self, bad_validations=self.bad_validations + 1, first_value=first)
 
+    def adapter_step(self, began_fresh: bool) -> int:
+        """Step whose weights become the run's adapter: the best validation's.
+
+        The last step's where nothing was validated, or where no validation beat the start of a run that began with a
+        fresh adapter: that one changes nothing, and no server mounts it.
+        """
+        if self.best_step is None or (self.best_step == 0 and began_fresh):
+            return self.step
+        return self.best_step
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights of a role, and its optimizer and schedule."""
+
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class TrainState:
     """What a checkpoint holds besides progress."""
 
-    adapter: Mapping[str, Tensor]
+    actor: Trained
     reference: Mapping[str, Tensor]
-    optimizer: Mapping[str, Any]
-    schedule: Mapping[str, Any]
     identity: Mapping[str, str]
     """What must be equal for a run to go on: corpus, model, tokenizer."""
+    critic: Trained | None = None
 
 
 def save_checkpoint(folder: RunFolder, progress: Progress, state: TrainState, metrics_bytes: int) -> Path:
@@ -77,15 +97,22 @@ def save_checkpoint(folder: RunFolder, progress: Progress, state: TrainState, me
     aside = target.with_name(f".{target.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_file(dict(state.adapter), aside / "adapter.safetensors")
+    _save_role(state.actor, aside / "adapter.safetensors", aside / "optimizer.pt")
+    if state.critic is not None:
+        _save_role(state.critic, aside / CRITIC_WEIGHTS, aside / CRITIC_OPTIMIZER)
     save_file(dict(state.reference), aside / "reference.safetensors")
-    torch.save({"optimizer": state.optimizer, "schedule": state.schedule}, aside / "optimizer.pt")
     torch.save(_rng_state(), aside / "rng.pt")
     (aside / "progress.json").write_text(json.dumps({**asdict(progress), "identity": dict(state.identity)}, indent=1))
     files = [
         {"path": path.name, "sha256": sha256_of(path), "bytes": path.stat().st_size} for path in sorted(aside.iterdir())
     ]
-    manifest = {"schema": SCHEMA, "step": progress.step, "metrics_bytes": metrics_bytes, "files": files}
+    manifest = {
+        "schema": SCHEMA,
+        "step": progress.step,
+        "metrics_bytes": metrics_bytes,
+        "metrics_sha256": prefix_sha256(folder.metrics, metrics_bytes),
+        "files": files,
+    }
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
     for path in aside.iterdir():
         with path.open("rb") as file:
@@ -98,8 +125,9 @@ def save_checkpoint(folder: RunFolder, progress: Progress, state: TrainState, me
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint whose hashes were verified."""
+    """A checkpoint whose hashes were verified. ``folder`` is that of its run."""
 
+    folder: Path
     progress: Progress
     state: TrainState
     rng: Mapping[str, Any]
@@ -124,16 +152,28 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
             )
     progress = json.loads((path / "progress.json").read_text())
     identity = progress.pop("identity")
-    trained = torch.load(path / "optimizer.pt", weights_only=True)
-    state = TrainState(
-        load_file(path / "adapter.safetensors"),
-        load_file(path / "reference.safetensors"),
-        trained["optimizer"],
-        trained["schedule"],
-        identity,
-    )
+    critic = None
+    if (path / CRITIC_WEIGHTS).exists():
+        critic = _load_role(path / CRITIC_WEIGHTS, path / CRITIC_OPTIMIZER)
+    actor = _load_role(path / "adapter.safetensors", path / "optimizer.pt")
+    state = TrainState(actor, load_file(path / "reference.safetensors"), identity, critic)
     rng = torch.load(path / "rng.pt", weights_only=True)
-    return LoadedCheckpoint(Progress(**progress), state, rng, int(manifest["metrics_bytes"]))
+    run = path.parent.parent.absolute()
+    return LoadedCheckpoint(run, Progress(**progress), state, rng, int(manifest["metrics_bytes"]))
+
+
+def _save_role(role: Trained, weights: Path, optimizer: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(role.weights), weights)
+    torch.save({"optimizer": role.optimizer, "schedule": role.schedule}, optimizer)
+
+
+def _load_role(weights: Path, optimizer: Path) -> Trained:
+    from safetensors.torch import load_file
+
+    trained = torch.load(optimizer, weights_only=True)
+    return Trained(load_file(weights), trained["optimizer"], trained["schedule"])
 
 
 def prune_checkpoints(folder: RunFolder, keep: int | None, best_step: int | None) -> None:

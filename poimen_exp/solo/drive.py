@@ -1,15 +1,18 @@
-"""Runs many readings side by side: each asks for its next turn, the engine answers all of them at once."""
+"""Runs many readings side by side: each asks for its next turn, the engine answers whoever has asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any
 
 from poimen_exp.gates.types import FailedRollout, Generation, Prompt, ReadingTask, Sampling, Trajectory
 from poimen_exp.solo.engine import Request
 
-AnswerAll = Callable[[Sequence[Request]], Sequence[Generation | Exception]]
-"""Continues every request; an exception in a place fails the one reading that asked."""
+Answer = Callable[[int, Generation | Exception], Request | None]
+"""Takes what came of a reading's request, an exception where it could not be served; gives its next request."""
+
+Serve = Callable[[Mapping[int, Request], Answer], None]
+"""Continues requests, by reading, until no reading asks any more."""
 
 Reading = Coroutine[Any, Any, Trajectory]
 
@@ -29,34 +32,33 @@ async def ask(prompt: Prompt, sampling: Sampling) -> Generation:
     return await _Ask(Request(prompt, sampling))
 
 
-def drive(readings: Sequence[tuple[ReadingTask, Reading]], answer_all: AnswerAll) -> list[Trajectory | FailedRollout]:
-    """Runs readings to their ends, in rounds: in each, every live reading gets its next turn. Order is kept.
+def drive(readings: Sequence[tuple[ReadingTask, Reading]], serve: Serve) -> list[Trajectory | FailedRollout]:
+    """Runs readings to their ends; no reading waits for another. Order is kept.
 
     A reading whose request failed ends as a ``FailedRollout``; the others go on.
     """
     done: dict[int, Trajectory | FailedRollout] = {}
-    waiting: dict[int, Request] = {}
 
-    def advance(place: int, step: Callable[[], Any]) -> None:
+    def advance(place: int, step: Callable[[], Any]) -> Request | None:
         try:
-            waiting[place] = step()
+            request: Request = step()
         except StopIteration as end:
             done[place] = end.value
         except GenerationFailed as error:
             done[place] = FailedRollout(readings[place][0], str(error))
+        else:
+            return request
+        return None
 
-    for place, (_, reading) in enumerate(readings):
-        advance(place, lambda reading=reading: reading.send(None))  # type: ignore[misc]
-    while waiting:
-        asked, waiting = waiting, {}
-        answers = answer_all(list(asked.values()))
-        for place, answer in zip(asked, answers, strict=True):
-            reading = readings[place][1]
-            if isinstance(answer, Exception):
-                failure = GenerationFailed(f"{type(answer).__name__}: {answer}")
-                advance(place, lambda reading=reading, failure=failure: reading.throw(failure))  # type: ignore[misc]
-            else:
-                advance(place, lambda reading=reading, answer=answer: reading.send(answer))  # type: ignore[misc]
+    def answer(place: int, result: Generation | Exception) -> Request | None:
+        reading = readings[place][1]
+        if isinstance(result, Exception):
+            failure = GenerationFailed(f"{type(result).__name__}: {result}")
+            return advance(place, lambda: reading.throw(failure))
+        return advance(place, lambda: reading.send(result))
+
+    started = {place: advance(place, lambda of=of: of.send(None)) for place, (_, of) in enumerate(readings)}  # type: ignore[misc]
+    serve({place: request for place, request in started.items() if request is not None}, answer)
     return [done[place] for place in range(len(readings))]
 
 

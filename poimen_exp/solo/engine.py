@@ -1,21 +1,29 @@
-"""The transformers rollout engine: many prompts at once, shared prefixes prefilled once, finished rows leave."""
+"""The transformers rollout engine: many prompts at once, shared prefixes read once, new prompts join as rows end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from poimen_exp.gates.types import Generation, Prompt, Sampling
-from poimen_exp.solo.forward import extend, prefill_prefixes
+from poimen_exp.solo.decode import Decoder, Ended, Joining
+from poimen_exp.solo.forward import prefill
 from poimen_exp.solo.rows import pad_left
+from poimen_exp.solo.slots import Slots
 
-_COMPACT_BELOW = 0.75
-"""Rows are dropped from the cache once fewer than this share is still being written: a copy of the cache costs more
-than a few idle rows."""
+T = TypeVar("T")
+
+_JOIN_SHARE = 0.25
+"""Waiting prompts join once they are this share of the rows being written: a prefill costs several decoding steps."""
+_PREFILL_TOKENS = 65_536
+"""Padded tokens of one prefill forward."""
+_KEPT_PREFIX_TOKENS = 262_144
+"""Prefix tokens whose keys and values are kept for rollouts of the group that come to the same chunk later."""
 
 
 @dataclass(frozen=True)
@@ -26,111 +34,143 @@ class Request:
     sampling: Sampling
 
 
+Follow = Callable[[int, Generation], Request | None]
+"""Takes the generation of a key; gives the next request of that key, or None."""
+
+
 class TransformersEngine:
     """Samples from a causal language model in process.
 
     Args:
-        model: the model that samples (adapters merged into its weights).
+        model: the model that samples (adapters merged into its weights). Its attention becomes ``slots.ATTENTION``.
         stop_ids: ids that end a response.
         pad_id: id that fills batches; masked everywhere.
-        max_rows: rows in one batch.
+        max_rows: rows written at once; on a GPU fewer where its memory is short.
     """
 
     def __init__(self, model: Any, stop_ids: Sequence[int], pad_id: int, max_rows: int) -> None:
-        self._model = model
-        self._stop = torch.tensor(sorted(stop_ids), device=model.device)
-        self._pad_id, self._max_rows = pad_id, max_rows
+        self._model, self._pad_id, self._max_rows = model, pad_id, max_rows
+        self._decoder = Decoder(model, Slots(model), stop_ids, pad_id)
 
-    @torch.no_grad()
+    def sync(self) -> None:
+        """Nothing to do: the sampler's weights are the policy's own copy."""
+
+    def sleep(self) -> None:
+        """Nothing to do: the slots are kept, and with them what was recorded."""
+
     def generate(self, requests: Sequence[Request], generator: torch.Generator) -> list[Generation]:
         """Continues every prompt; results in the order of ``requests``.
 
         Args:
             generator: on the model's device; the only source of randomness.
         """
-        out: list[Generation | None] = [None] * len(requests)
-        for sampling in dict.fromkeys(request.sampling for request in requests):
-            mine = [place for place, request in enumerate(requests) if request.sampling == sampling]
-            mine.sort(key=lambda place: _prefix(requests[place].prompt))  # equal prefixes side by side
-            for start in range(0, len(mine), self._max_rows):
-                places = mine[start : start + self._max_rows]
-                prompts = [requests[place].prompt for place in places]
-                for place, generation in zip(places, self._batch(prompts, sampling, generator), strict=True):
-                    out[place] = generation
-        return [generation for generation in out if generation is not None]
+        out: dict[int, Generation] = {}
 
-    def _batch(self, prompts: Sequence[Prompt], sampling: Sampling, generator: torch.Generator) -> list[Generation]:
-        device = self._model.device
-        index: dict[tuple[int, ...], int] = {}
-        for prompt in prompts:
-            index.setdefault(_prefix(prompt), len(index))
-        ids, mask = pad_left(list(index), self._pad_id, device)
-        prefix_of = torch.tensor([index[_prefix(prompt)] for prompt in prompts], device=device)
-        cache, past_mask = prefill_prefixes(self._model, ids, mask, prefix_of)
-        own, own_mask = pad_left([prompt.ids[len(_prefix(prompt)) :] for prompt in prompts], self._pad_id, device)
-        logits = extend(self._model, own, own_mask, cache, past_mask, keep=1)[:, -1]
-        return self._decode(logits, cache, torch.cat([past_mask, own_mask], 1), sampling, generator)
+        def keep(key: int, generation: Generation) -> None:
+            out[key] = generation
 
-    def _decode(
-        self, logits: Tensor, cache: Any, mask: Tensor, sampling: Sampling, generator: torch.Generator
-    ) -> list[Generation]:
-        total = logits.shape[0]
-        ids: Tensor = torch.full((total, sampling.max_tokens), self._pad_id, device=logits.device)
-        log_probs = torch.zeros((total, sampling.max_tokens), device=logits.device)
-        length = torch.zeros(total, dtype=torch.int64, device=logits.device)
-        stopped = torch.zeros(total, dtype=torch.bool, device=logits.device)
-        rows = torch.arange(total, device=logits.device)  # rows of the output that the batch still holds
-        for place in range(sampling.max_tokens):
-            token, log_prob = draw(logits, sampling, generator)
-            writing = ~stopped[rows]
-            ids[rows[writing], place] = token[writing]
-            log_probs[rows[writing], place] = log_prob[writing]
-            length[rows[writing]] = place + 1
-            stopped[rows] |= torch.isin(token, self._stop)
-            alive = ~stopped[rows]
-            count = int(alive.sum())
-            if count == 0 or place + 1 == sampling.max_tokens:
-                break
-            if count < _COMPACT_BELOW * rows.numel():
-                cache.batch_select_indices(alive.nonzero()[:, 0])
-                rows, token, mask = rows[alive], token[alive], mask[alive]
-            step_mask = torch.ones((rows.numel(), 1), dtype=torch.bool, device=mask.device)
-            logits = extend(self._model, token[:, None], step_mask, cache, mask, keep=1)[:, -1]
-            mask = torch.cat([mask, step_mask], 1)
-        return _collect(ids, log_probs, length, stopped)
+        self.serve(dict(enumerate(requests)), keep, generator)
+        return [out[key] for key in range(len(requests))]
+
+    @torch.no_grad()
+    def serve(self, requests: Mapping[int, Request], follow: Follow, generator: torch.Generator) -> None:
+        """Continues prompts until nobody asks any more: whoever gets an answer may ask again at once.
+
+        Prompts of one sampling are written together; those of another wait until none is left.
+        """
+        waiting = dict(requests)
+        prefixes = _Prefixes(self._model, self._pad_id)
+
+        def hand_out(ended: Ended) -> None:
+            for key, generation in ended:
+                request = follow(key, generation)
+                if request is not None:
+                    waiting[key] = request
+
+        while waiting:
+            sampling = next(iter(waiting.values())).sampling
+            longest = max(_length(request) for request in waiting.values() if request.sampling == sampling)
+            self._decoder.start(sampling, min(self._max_rows, len(waiting)), longest + longest // 8)
+            while True:
+                for keys in self._to_join(waiting, sampling):
+                    prompts = {key: waiting.pop(key).prompt for key in keys}
+                    hand_out(self._decoder.join(prefixes.joining(prompts), generator))
+                if not self._decoder.live:
+                    break
+                hand_out(self._decoder.step(generator))
+
+    def _to_join(self, waiting: Mapping[int, Request], sampling: Sampling) -> list[list[int]]:
+        """Keys of the prompts that join now, a list for each prefill; none until it pays.
+
+        A prompt longer than the slots waits until all are free and can be made anew.
+        """
+        mine = [
+            key
+            for key, request in waiting.items()
+            if request.sampling == sampling and self._decoder.fits(_length(request))
+        ]
+        count = min(len(mine), self._decoder.free)
+        if count < max(1.0, _JOIN_SHARE * self._decoder.live):
+            return []
+        mine.sort(key=lambda key: _prefix(waiting[key].prompt))  # equal prefixes side by side; stable
+        return _within_budget(mine[:count], lambda key: len(waiting[key].prompt.ids) - waiting[key].prompt.shared)
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """[N] sampled ids, and [N] log-prob of each at the sampling temperature before top-p and top-k.
+class _Prefixes:
+    """Keys and values of prompt prefixes while one set of weights samples; the longest unused go first.
 
-    Temperature 0 takes the likeliest id and gives its log-prob at temperature 1.
+    Args:
+        model: the model that samples.
     """
-    scaled = logits.float() / (sampling.temperature or 1.0)
-    log_probs = torch.log_softmax(scaled, -1)
-    if sampling.temperature == 0.0:
-        token = scaled.argmax(-1)
-    else:
-        token = torch.multinomial(_filtered(log_probs, sampling).exp(), 1, generator=generator)[:, 0]
-    return token, log_probs.gather(-1, token[:, None])[:, 0]
+
+    def __init__(self, model: Any, pad_id: int) -> None:
+        self._model, self._pad_id = model, pad_id
+        self._kept: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+
+    def joining(self, prompts: Mapping[int, Prompt]) -> list[Joining]:
+        """What the decoder needs of each prompt; prefixes not kept are read now, each once."""
+        wanted = list(dict.fromkeys(_prefix(prompt) for prompt in prompts.values()))
+        missing = sorted((prefix for prefix in wanted if prefix not in self._kept), key=len)
+        for batch in _within_budget([prefix for prefix in missing if prefix], len):
+            self._read(batch)
+        self._kept.setdefault((), self._nothing())
+        for prefix in wanted:
+            self._kept.move_to_end(prefix)
+        out = [Joining(key, self._kept[_prefix(p)], p.ids[p.shared :]) for key, p in prompts.items()]
+        while len(self._kept) > 1 and sum(map(len, self._kept)) > _KEPT_PREFIX_TOKENS:
+            self._kept.popitem(last=False)
+        return out
+
+    def _read(self, prefixes: Sequence[tuple[int, ...]]) -> None:
+        ids, mask = pad_left(prefixes, self._pad_id, self._model.device)
+        layers = prefill(self._model, ids, mask).layers
+        for place, prefix in enumerate(prefixes):
+            own = slice(ids.shape[1] - len(prefix), None)
+            sides = [torch.stack([layer.keys[place, :, own], layer.values[place, :, own]]) for layer in layers]
+            self._kept[prefix] = torch.stack(sides)
+
+    def _nothing(self) -> Tensor:
+        config = self._model.config
+        return torch.zeros((config.num_hidden_layers, 2, config.num_key_value_heads, 0, 1), device=self._model.device)
 
 
-def _filtered(log_probs: Tensor, sampling: Sampling) -> Tensor:
-    """Log-probs with ids outside top-k and top-p at minus infinity; the likeliest id always stays."""
-    if sampling.top_k > 0:
-        floor = log_probs.topk(min(sampling.top_k, log_probs.shape[-1]), -1).values[:, -1:]
-        log_probs = log_probs.masked_fill(log_probs < floor, -torch.inf)
-    if sampling.top_p < 1.0:
-        ranked, order = log_probs.sort(-1, descending=True)
-        probs = torch.softmax(ranked, -1)
-        beyond = probs.cumsum(-1) - probs >= sampling.top_p  # mass before this id already reaches top-p
-        log_probs = log_probs.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
-    return log_probs
+def _within_budget(items: Sequence[T], width: Callable[[T], int]) -> list[list[T]]:
+    """Cuts ``items`` into runs whose padded forward stays within ``_PREFILL_TOKENS``; one above it goes alone."""
+    out: list[list[T]] = []
+    widest = 0
+    for item in items:
+        widest = max(widest, width(item))
+        if out and (len(out[-1]) + 1) * widest <= _PREFILL_TOKENS:
+            out[-1].append(item)
+        else:
+            out.append([item])
+            widest = width(item)
+    return out
 
 
 def _prefix(prompt: Prompt) -> tuple[int, ...]:
     return prompt.ids[: prompt.shared]
 
 
-def _collect(ids: Tensor, log_probs: Tensor, length: Tensor, stopped: Tensor) -> list[Generation]:
-    columns = zip(ids.tolist(), log_probs.tolist(), length.tolist(), stopped.tolist(), strict=True)
-    return [Generation(tuple(row[:n]), tuple(lp[:n]), not done) for row, lp, n, done in columns]
+def _length(request: Request) -> int:
+    return len(request.prompt.ids) + request.sampling.max_tokens

@@ -55,6 +55,14 @@ def prefill_prefixes(model: Any, ids: Tensor, mask: Tensor, prefix_of: Tensor) -
         mask: [U, P] bool.
         prefix_of: [N] index of each row's prefix.
     """
+    cache = prefill(model, ids, mask)
+    if ids.shape[1]:
+        cache.batch_select_indices(prefix_of)
+    return cache, mask[prefix_of]
+
+
+def prefill(model: Any, ids: Tensor, mask: Tensor) -> Any:
+    """Key-value cache of [U, P] left-padded ids; an empty one where P is 0."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -67,8 +75,7 @@ def prefill_prefixes(model: Any, ids: Tensor, mask: Tensor, prefix_of: Tensor) -
             use_cache=True,
             logits_to_keep=1,
         )
-        cache.batch_select_indices(prefix_of)
-    return cache, mask[prefix_of]
+    return cache
 
 
 def extend(model: Any, ids: Tensor, mask: Tensor, cache: Any, past_mask: Tensor, keep: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,13 +13,15 @@ from poimen_exp.gates.metrics import Means, advantage_metrics, gate_metrics
 from poimen_exp.gates.protocol import GateProtocol
 from poimen_exp.gates.reading import GateOverride, read
 from poimen_exp.gates.scoring import Advantages, GateRows, ScoredTrajectory
-from poimen_exp.gates.types import FailedRollout, Generation, ReadingTask, Sampling
-from poimen_exp.solo.drive import ask, drive
-from poimen_exp.solo.engine import Request, TransformersEngine
+from poimen_exp.gates.types import FailedRollout, ReadingTask, Sampling
+from poimen_exp.solo.drive import Answer, ask, drive
+from poimen_exp.solo.engine import Request
+from poimen_exp.solo.engines import Engine
+from poimen_exp.solo.ragged import spread
 from poimen_exp.solo.rows import Row
 from poimen_exp.solo.seeds import stream
 from poimen_exp.solo.settings import GateSettings, RolloutSettings
-from poimen_exp.solo.task import RolloutBatch, Validation
+from poimen_exp.solo.task import Measured, Needs, RolloutBatch, Validation
 from poimen_exp.tracking.trajectories import RolloutRecord, TurnRecord
 
 
@@ -37,7 +39,7 @@ class GateTask:
         train: TaskSet,
         val: Sequence[ReadingTask],
         protocol: GateProtocol,
-        engine: TransformersEngine,
+        engine: Engine,
         gates: GateSettings,
         rollout: RolloutSettings,
         alpha: float,
@@ -58,24 +60,35 @@ class GateTask:
         tasks = [self._train[prompt] for prompt in prompts]
         scored, failed = self.read_groups(tasks, self._rollout.group_size, self._rollout.train, "rollout", step)
         rows, advantages = scoring.advantages_of(scored, self._alpha, self._gates.turn_baseline)
-        metrics = gate_metrics(scored)
-        metrics.merge(advantage_metrics(scored, rows, advantages))
+        signal = advantage_metrics(scored, rows, advantages)
         order = _by_group_and_step(rows)
         flat = [turn for item in scored for turn in item.trajectory.turns]
         owner = rows.trajectory.tolist()
+        ordered = tuple(
+            Row(flat[place].prompt, flat[place].generation.ids, flat[place].generation.log_probs) for place in order
+        )
         return RolloutBatch(
-            rows=tuple(
-                Row(flat[place].prompt, flat[place].generation.ids, flat[place].generation.log_probs) for place in order
-            ),
+            rows=ordered,
             names=tuple(_name(scored[owner[place]], flat[place].chunk) for place in order),
-            advantages=advantages.mixed[order],
+            advantages=spread(advantages.mixed[order], ordered),
             group=rows.group[order],
-            metrics=metrics,
+            metrics=gate_metrics(scored),
             watch=_watch(scored),
             attempted=len(tasks) * self._rollout.group_size,
             failed=failed,
             records=_records(scored, advantages, step),
+            named=signal.means(),
+            counts=signal.counts,
         )
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing: the two baselines are of rewards alone."""
+        return Needs()
+
+    def weigh(self, batch: RolloutBatch, measured: Measured) -> RolloutBatch:  # noqa: ARG002
+        """The batch as it is: its advantages came with it."""
+        return batch
 
     def validate(self, step: int) -> Validation:
         """Readings of the validation tasks, with the same random numbers at every step."""
@@ -99,8 +112,8 @@ class GateTask:
         """
         generator = stream(self._seed, phase, step, device=self._device)
 
-        def answer_all(requests: Sequence[Request]) -> Sequence[Generation | Exception]:
-            return self._engine.generate(requests, generator)
+        def serve(requests: Mapping[int, Request], answer: Answer) -> None:
+            self._engine.serve(requests, answer, generator)
 
         places = [(group, sample) for group in range(len(tasks)) for sample in range(group_size)]
         readings = [
@@ -108,7 +121,7 @@ class GateTask:
             for group, _ in places
         ]
         scored, failed = [], 0
-        for (group, sample), result in zip(places, drive(readings, answer_all), strict=True):
+        for (group, sample), result in zip(places, drive(readings, serve), strict=True):
             if isinstance(result, FailedRollout):
                 failed += 1
                 continue

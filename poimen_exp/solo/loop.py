@@ -13,12 +13,15 @@ import torch
 
 from poimen_exp.errors import RunFailed
 from poimen_exp.gates.metrics import Means
-from poimen_exp.solo.checkpoint import Progress, TrainState, prune_checkpoints, save_checkpoint
+from poimen_exp.solo.checkpoint import Progress, Trained, TrainState, prune_checkpoints, save_checkpoint
+from poimen_exp.solo.critic import Critic
+from poimen_exp.solo.engines import Engine
 from poimen_exp.solo.policy import Policy
+from poimen_exp.solo.rewards import RewardFailed
 from poimen_exp.solo.seeds import prompts_of_step
 from poimen_exp.solo.settings import SoloSettings
-from poimen_exp.solo.task import RolloutBatch, Task
-from poimen_exp.solo.update import Updater, UpdateReport
+from poimen_exp.solo.task import Measured, RolloutBatch, Task
+from poimen_exp.solo.update import Updater, UpdateReport, joined
 from poimen_exp.tracking.result import OBJECTIVE, Status
 from poimen_exp.tracking.tracker import Tracker
 
@@ -28,17 +31,23 @@ _SKIPPED_SHARE = 0.1
 
 @dataclass
 class Loop:
-    """A run in progress. ``train`` takes it from where ``progress`` stands to its end."""
+    """A run in progress. ``train`` takes it from where ``progress`` stands to its end.
+
+    Roles take turns on one device: actor (``policy`` samples, ``updater`` trains it), reference (the same base under
+    other adapter weights), critic (None but for gae); the reward is the task's.
+    """
 
     settings: SoloSettings
     task: Task
     policy: Policy
     updater: Updater
+    engine: Engine
     reference: Mapping[str, torch.Tensor]
     identity: Mapping[str, str]
     tracker: Tracker
     say: Callable[[str], None]
     progress: Progress
+    critic: Critic | None = None
 
     def train(self) -> Status:
         """Runs to the last step, or to convergence.
@@ -47,7 +56,7 @@ class Loop:
             RunFailed: too many failed rollouts, too many skipped optimizer steps, or a collapse that is to stop it.
         """
         trainer = self.settings.trainer
-        if self.progress.step == 0 and self.progress.best_step is None:
+        if self.progress.step == self.progress.first_step and self.progress.best_step is None:
             self._start()
         while self.progress.step < trainer.total_training_steps:
             if self._converged():
@@ -63,19 +72,23 @@ class Loop:
         if self.settings.trainer.val_before_train:
             clock = _Clock()
             metrics, counts = self._validate(clock)
-            self.tracker.log(0, {**metrics, **clock.metrics()}, counts)
+            self.tracker.log(self.progress.step, {**metrics, **clock.metrics()}, counts)
         self._save()
 
     def _step(self) -> None:
         step, clock, settings = self.progress.step + 1, _Clock(), self.settings
         with clock("step"):
             with clock("gen"):
-                batch = self.task.rollout(self._prompts(step), step)
+                batch = self._rollout(step)
+                self.engine.sleep()
             self._check_failed(batch)
-            with clock("update_actor"):
-                report = self.updater.update(batch)
+            measured = self._measure(batch, clock)
+            with clock("adv"):
+                batch = self.task.weigh(batch, measured)
+            report = self._learn(step, batch, measured, clock)
             with clock("update_weights"):
                 self.policy.sync()
+                self.engine.sync()
         self._count(step, batch, report)
         metrics, counts = _train_metrics(batch, report)
         validated = step % settings.trainer.test_freq == 0 if settings.trainer.test_freq > 0 else False
@@ -83,6 +96,7 @@ class Loop:
             more, more_counts = self._validate(clock)
             metrics |= more
             counts |= more_counts
+        clock.split("gen", "reward", batch.reward_s)
         metrics |= clock.metrics() | _throughput(batch, clock)
         self.tracker.write_trajectories(step, batch.records)
         self.tracker.log(step, metrics, counts)
@@ -90,6 +104,40 @@ class Loop:
         self._check_collapse(batch)
         if self._due(step):
             self._save()
+
+    def _rollout(self, step: int) -> RolloutBatch:
+        try:
+            return self.task.rollout(self._prompts(step), step)
+        except RewardFailed as error:  # the responses that could not be scored are kept
+            self.tracker.write_trajectories(step, error.records)
+            raise
+
+    def _measure(self, batch: RolloutBatch, clock: _Clock) -> Measured:
+        """Old and reference log-probs and values, as far as the task or the update asks for them."""
+        task, update = self.task.needs, self.updater.needs
+        log_probs, ref_log_probs, values = None, None, None
+        if task.log_probs or update.log_probs:
+            with clock("old_log_prob"):
+                log_probs = self.updater.log_probs(batch.rows)
+        if task.ref_log_probs or update.ref_log_probs:
+            with clock("ref"):
+                ref_log_probs = self.updater.reference_log_probs(batch.rows)
+        if self.critic is not None:
+            with clock("values"):
+                values = self.critic.values(batch.rows)
+        return Measured(log_probs, ref_log_probs, values)
+
+    def _learn(self, step: int, batch: RolloutBatch, measured: Measured, clock: _Clock) -> UpdateReport:
+        """Updates of critic and actor; the actor waits until step ``trainer.critic_warmup``."""
+        reports = []
+        if self.critic is not None:
+            assert measured.values is not None
+            with clock("update_critic"):
+                reports.append(self.critic.update(batch, measured.values))
+        with clock("update_actor"):
+            if step >= self.settings.trainer.critic_warmup:
+                reports.append(self.updater.update(batch, measured))
+        return joined(reports)
 
     def _prompts(self, step: int) -> list[int]:
         settings = self.settings.step
@@ -113,6 +161,7 @@ class Loop:
     def _validate(self, clock: _Clock) -> tuple[dict[str, float], dict[str, int]]:
         with clock("testing"):
             result = self.task.validate(self.progress.step)
+            self.engine.sleep()
         self.tracker.write_trajectories(self.progress.step, result.records, "val")
         metrics, counts = result.metrics.prefixed("val/")
         metrics["val/rollout/failed"], counts["val/rollout/failed"] = float(result.failed), result.attempted
@@ -131,11 +180,10 @@ class Loop:
 
     def _save(self) -> None:
         state = TrainState(
-            adapter=self.policy.state(),
+            actor=_trained(self.policy.state(), self.updater),
             reference=self.reference,
-            optimizer=self.updater.optimizer.state_dict(),
-            schedule=self.updater.schedule.state_dict(),
             identity=self.identity,
+            critic=None if self.critic is None else _trained(self.critic.state(), self.critic),
         )
         save_checkpoint(self.tracker.folder, self.progress, state, self.tracker.metrics_bytes)
         prune_checkpoints(self.tracker.folder, self.settings.trainer.max_ckpt_to_keep, self.progress.best_step)
@@ -157,6 +205,8 @@ class Loop:
             self.say(f"step {self.progress.step}: optimizer step skipped: {reason}")
         settings = self.settings.step
         per_step = settings.ppo_epochs * settings.train_batch_size // settings.ppo_mini_batch_size
+        if (critic := self.settings.critic) is not None:
+            per_step += critic.ppo_epochs * settings.train_batch_size // critic.ppo_mini_batch_size
         planned = per_step * self.settings.trainer.total_training_steps
         allowed = max(_SKIPS_IN_A_ROW - 1, math.floor(_SKIPPED_SHARE * planned))
         if self.progress.skipped_in_a_row >= _SKIPS_IN_A_ROW or self.progress.skipped > allowed:
@@ -205,19 +255,24 @@ class _Clock:
             torch.cuda.synchronize()
         self.seconds[phase] = time.perf_counter() - begun
 
+    def split(self, phase: str, part: str, seconds: float) -> None:
+        """Gives ``part`` a share of the seconds of ``phase``; nothing where the share is 0."""
+        if seconds:
+            self.seconds[phase] -= seconds
+            self.seconds[part] = seconds
+
     def metrics(self) -> dict[str, float]:
         return {f"timing_s/{phase}": seconds for phase, seconds in self.seconds.items()}
 
 
+def _trained(weights: Mapping[str, torch.Tensor], role: Updater | Critic) -> Trained:
+    return Trained(weights, role.optimizer.state_dict(), role.schedule.state_dict())
+
+
 def _train_metrics(batch: RolloutBatch, report: UpdateReport) -> tuple[dict[str, float], dict[str, int]]:
-    shared = Means()
-    own = Means()
-    for name, total in batch.metrics.totals.items():
-        side = own if name.startswith("advantage/") else shared
-        side.totals[name], side.counts[name] = total, batch.metrics.counts[name]
-    metrics, counts = shared.prefixed("train/")
-    metrics |= own.means() | dict(report.metrics)
-    counts |= own.counts
+    metrics, counts = batch.metrics.prefixed("train/")
+    metrics |= dict(batch.named) | dict(report.metrics)
+    counts |= dict(batch.counts)
     metrics["train/rollout/failed"] = float(batch.failed)
     counts["train/rollout/failed"] = batch.attempted
     metrics["update/skipped"] = float(len(report.skipped))

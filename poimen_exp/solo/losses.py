@@ -23,7 +23,7 @@ class MiniBatchSize:
 
 @dataclass(frozen=True)
 class LossBatch:
-    """Inputs of the objective for N rows of up to R response tokens; all are [N, R] but ``advantages`` [N]."""
+    """Inputs of the objective for N rows of up to R response tokens; all are [N, R]."""
 
     log_probs: Tensor
     entropy: Tensor
@@ -48,6 +48,7 @@ def actor_config(loss: LossSettings) -> Any:
         clip_ratio_high=loss.clip_ratio_high,
         clip_ratio_c=loss.clip_ratio_c,
         loss_agg_mode=loss.loss_agg_mode,
+        loss_scale_factor=loss.loss_scale_factor,
         entropy_coeff=loss.entropy_coeff,
         use_kl_loss=loss.use_kl_loss,
         kl_loss_coef=loss.kl_loss_coef,
@@ -78,7 +79,7 @@ def actor_loss(batch: LossBatch, size: MiniBatchSize, loss: LossSettings) -> tup
     pg_loss, pg_metrics = compute_policy_loss_vanilla(
         old_log_prob=batch.old_log_probs,
         log_prob=batch.log_probs,
-        advantages=batch.advantages[:, None].expand_as(batch.log_probs),
+        advantages=batch.advantages,
         response_mask=mask,
         loss_agg_mode=loss.loss_agg_mode,
         config=config,

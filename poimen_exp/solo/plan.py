@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from omegaconf import AnyNode, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,6 +24,10 @@ Placement = Literal["refuse", "report"]
 """What becomes of changed keys without a part on one device: refused (our runs), or reported (a foreign file)."""
 
 _WITHOUT_PART: tuple[Disposition, ...] = ("distributed_only", "informational_only")
+_OF_GATES = ("alpha", "corpus.", "gates.", "advantage.", "stop.on_collapse")
+_FOLDERS = ("corpus.path", "reference.adapter")
+MISSING_REWARD = "rewards.provider"
+"""Key that a refusal begins with where prompts have no reward, or several."""
 _UNKNOWN = Rule("*", "unsupported", "no rule says what it means on one device")
 
 
@@ -33,6 +37,7 @@ class FieldPlan:
 
     Attributes:
         target: the fields of ``SoloSettings`` it feeds, comma-separated; None for none.
+        lowering: what one device does instead; None unless the disposition is ``locally_lowered``.
         refusal: why the value is refused; None where it is taken.
     """
 
@@ -41,6 +46,7 @@ class FieldPlan:
     disposition: Disposition
     target: str | None
     reason: str
+    lowering: str | None = None
     refusal: str | None = None
 
 
@@ -93,16 +99,32 @@ def rule_of(path: str) -> Rule:
 def _plan_own(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[FieldPlan]]:
     """Our keys; typed, so that a wrong type or range is refused by name."""
     keys = typed_keys(tree)
+    gates = lookup(tree, "algorithm.adv_estimator") == "poimen_gates"
     fed: dict[str, Any] = {}
     plan = []
     for path, target in OWN.items():
         value: Any = keys
         for name in path.split("."):
             value = getattr(value, name)
-        refusal = MISSING_CORPUS if path == "corpus.path" and value == MISSING else None
-        plan.append(FieldPlan(path, value, "exact", target, "ours", refusal))
-        fed[target] = Path(value).expanduser() if path == "corpus.path" else value
+        idle = not gates and path.startswith(_OF_GATES)
+        disposition: Disposition = "informational_only" if idle else "exact"
+        refusal = _corpus_refusal(value, gates) if path == "corpus.path" else None
+        plan.append(FieldPlan(path, value, disposition, target, "of the gates" if idle else "ours", None, refusal))
+        if not (idle and path.startswith("corpus.")):
+            fed[target] = Path(value).expanduser() if path in _FOLDERS and value is not None else value
     return fed, plan
+
+
+def _corpus_refusal(value: str, gates: bool) -> str | None:
+    """Which task runs: the gates read ``corpus.path``, the other estimators ``data.train_files``."""
+    if gates:
+        return MISSING_CORPUS if value == MISSING else None
+    if value == MISSING:
+        return None
+    return (
+        f"corpus.path: got {value!r}, expected it left out: the corpus is read under algorithm.adv_estimator="
+        "poimen_gates; other estimators train on data.train_files"
+    )
 
 
 @dataclass(frozen=True)
@@ -116,18 +138,19 @@ class _Source:
 
 
 def _plan_leaf(source: _Source, path: str) -> tuple[FieldPlan, dict[str, Any]]:
-    rule, value = rule_of(path), source.leaves[path]
+    rule, value = rule_of(path).within(source.leaves), source.leaves[path]
     target = ",".join(rule.targets) or None
+    entry = FieldPlan(path, value, rule.disposition, target, rule.reason, rule.lowering)
     try:
         if rule.reads:
-            fed = dict.fromkeys(rule.targets, rule.convert(value, source.leaves))
-            return FieldPlan(path, value, rule.disposition, target, rule.reason), fed
+            return entry, dict.fromkeys(rule.targets, rule.convert(value, source.leaves))
         _compare(source, path, rule)
     except Refused as error:
         line = f"{path}: got {value!r}, {error}"
         kept = rule.disposition in (*_WITHOUT_PART, "unsupported")
-        return FieldPlan(path, value, rule.disposition if kept else "not_implemented", target, rule.reason, line), {}
-    return FieldPlan(path, value, rule.disposition, target, rule.reason), {}
+        disposition: Disposition = rule.disposition if kept else "not_implemented"
+        return replace(entry, disposition=disposition, lowering=None, refusal=line), {}
+    return entry, {}
 
 
 def _compare(source: _Source, path: str, rule: Rule) -> None:
@@ -140,18 +163,18 @@ def _compare(source: _Source, path: str, rule: Rule) -> None:
     choices = [source.leaves[rule.same_as]] if rule.same_as else []
     choices += rule.accepts
     if path in known:
-        choices.append(_default(source.cfg, path))
+        choices.append(default_of(source.cfg, path))
     if not any(_same(value, choice) for choice in choices):
         expected = " or ".join(dict.fromkeys(map(repr, choices))) or "it left out"
-        raise Refused(f"expected {expected}: {rule.disposition} ({rule.reason})")
+        raise Refused(f"expected {expected}: {rule.disposition} ({rule.lowering or rule.reason})")
 
 
 def _same(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _default(cfg: DictConfig, path: str) -> Any:
-    """verl's default; an interpolation is evaluated where it stands in ``cfg``."""
+def default_of(cfg: DictConfig, path: str) -> Any:
+    """verl's default of a leaf of its tree; an interpolation is evaluated where it stands in ``cfg``."""
     default = verl_tree().leaves[path]
     if not (isinstance(default, str) and "${" in default):
         return default
@@ -167,24 +190,56 @@ def _default(cfg: DictConfig, path: str) -> Any:
 
 def across(values: Mapping[str, Any]) -> list[str]:
     """Refusals that depend on two values."""
-    batch, mini = values["step.train_batch_size"], values["step.ppo_mini_batch_size"]
-    lines = []
-    if mini > batch or batch % mini:
-        lines.append(
-            f"data.train_batch_size: got {batch}, expected a multiple of "
-            f"actor_rollout_ref.actor.ppo_mini_batch_size ({mini}): both count prompts"
-        )
-    if values["corpus.val_fraction"] + values["corpus.test_fraction"] >= 1:
+    lines = [*_batches(values, "step", "actor_rollout_ref.actor"), *_batches(values, "critic", "critic")]
+    fractions = [values.get(f"corpus.{name}_fraction", 0.0) for name in ("val", "test")]
+    if sum(fractions) >= 1:
         lines.append(
             "corpus.val_fraction and corpus.test_fraction: expected a sum below 1: nothing is left to train on"
         )
-    return lines
+    return lines + _rewards(values)
+
+
+def _batches(values: Mapping[str, Any], role: str, key: str) -> list[str]:
+    batch, mini = values["step.train_batch_size"], values.get(f"{role}.ppo_mini_batch_size")
+    if mini is None or (mini <= batch and batch % mini == 0):
+        return []
+    return [
+        f"data.train_batch_size: got {batch}, expected a multiple of {key}.ppo_mini_batch_size ({mini}): both count "
+        "prompts"
+    ]
+
+
+def _rewards(values: Mapping[str, Any]) -> list[str]:
+    """Prompts are scored by exactly one source, the gates by none of these."""
+    keys = {
+        "rewards.provider": values.get("reward.provider"),
+        "reward.custom_reward_function.path": values.get("reward.custom_path"),
+        "reward.reward_model.enable": values.get("reward.model_path"),
+    }
+    named = [key for key, value in keys.items() if value is not None]
+    gates = values.get("algorithm.adv_estimator") == "poimen_gates"
+    if gates and named:
+        return [f"{named[0]}: expected it left out: the gates score themselves (gates.*)"]
+    if not gates and len(named) != 1:
+        got = " and ".join(named) or "none"
+        return [f"{MISSING_REWARD}: got {got}, expected exactly one source of rewards among {', '.join(keys)}"]
+    return []
 
 
 def _build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """An instance of a settings dataclass from dotted fields."""
+    """An instance of a settings dataclass from dotted fields; what nothing feeds keeps the default of its class."""
     arguments = {}
     for name, hint in get_type_hints(kind).items():
         path = f"{prefix}{name}"
-        arguments[name] = _build(hint, values, f"{path}.") if is_dataclass(hint) else values[path]  # type: ignore[arg-type]
+        nested = nested_settings(hint)
+        if nested is None:
+            if path in values:
+                arguments[name] = values[path]
+        elif any(field.startswith(f"{path}.") for field in values):
+            arguments[name] = _build(nested, values, f"{path}.")
     return kind(**arguments)
+
+
+def nested_settings(hint: Any) -> type | None:
+    """The settings dataclass that a field holds, perhaps beside None; None for a plain value."""
+    return next((part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)), None)

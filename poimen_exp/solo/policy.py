@@ -14,6 +14,7 @@ from torch import Tensor
 from poimen_exp.errors import Refused
 from poimen_exp.gates.codec import HfCodec
 from poimen_exp.solo.settings import ModelSettings
+from poimen_exp.solo.slots import use_grouped_attention
 
 ADAPTER = "default"
 
@@ -66,6 +67,8 @@ class Policy:
             local_files_only=True,
         ).to(device)
         base.eval().requires_grad_(False)
+        if settings.attn_implementation == "sdpa":
+            use_grouped_attention(base)  # the same products; transformers' own repeats each shared key for every head
         self.sampler = copy.deepcopy(base)
         if settings.adapter is not None:
             self.model: Any = PeftModel.from_pretrained(base, settings.adapter, is_trainable=True)
@@ -93,7 +96,11 @@ class Policy:
 
     def state(self) -> dict[str, Tensor]:
         """Copy of the trainable weights."""
-        return {name: value.detach().clone() for name, value in self.trainable().items()}
+        return frozen_state(self.trainable())
+
+    def base_state(self) -> dict[str, Tensor]:
+        """Adapter weights under which the model is its frozen base: every B is 0."""
+        return {name: torch.zeros_like(value) if "lora_B" in name else value for name, value in self.state().items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Puts trainable weights back; names must match exactly."""
@@ -133,3 +140,8 @@ class Policy:
                 largest = max(largest, float((merged - weight).abs().max()))
                 self.sampler.get_submodule(name).weight.copy_(merged)
         return largest
+
+
+def frozen_state(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:
+    """A copy of these weights that nothing trains."""
+    return {name: value.detach().clone() for name, value in parameters.items()}

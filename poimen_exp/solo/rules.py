@@ -40,6 +40,8 @@ class Rule:
         convert: value and all leaves -> value of the field; raises ``Refused`` with what it expected.
         accepts: values taken beside verl's default, where nothing is converted.
         same_as: a leaf whose value is taken too, where nothing is converted.
+        lowering: what is done instead; only where the disposition is ``locally_lowered``.
+        when: whether the leaf has a part in a run of these leaves; ``idle`` says why it has none elsewhere.
     """
 
     pattern: str
@@ -49,6 +51,15 @@ class Rule:
     convert: Convert = as_is
     accepts: tuple[Any, ...] = ()
     same_as: str | None = None
+    lowering: str | None = None
+    when: Callable[[Leaves], bool] | None = None
+    idle: str = ""
+
+    def within(self, leaves: Leaves) -> Rule:
+        """The rule as it holds in a run of these leaves."""
+        if self.when is None or self.when(leaves):
+            return self
+        return Rule(self.pattern, "informational_only", self.idle)
 
     @property
     def reads(self) -> bool:
@@ -72,15 +83,18 @@ def conformant(
     return Rule(pattern, "semantically_conformant", reason, _fields(target), convert, accepts)
 
 
+KEPT = "done otherwise on one device; the objective is kept"
+
+
 def lowered(
     pattern: str,
-    reason: str,
+    lowering: str,
     target: str = "",
     convert: Convert = as_is,
     accepts: tuple[Any, ...] = (),
 ) -> Rule:
-    """A leaf whose work is done otherwise on one device."""
-    return Rule(pattern, "locally_lowered", reason, _fields(target), convert, accepts)
+    """A leaf whose work is done otherwise on one device; ``lowering`` says how."""
+    return Rule(pattern, "locally_lowered", KEPT, _fields(target), convert, accepts, lowering=lowering)
 
 
 def inactive(pattern: str, reason: str, accepts: tuple[Any, ...] = ()) -> Rule:
@@ -214,16 +228,6 @@ def val_temperature(value: Any, leaves: Leaves) -> float:
     """0 (greedy) where ``do_sample`` is false, as verl does."""
     temperature = float(number(least=0)(value, leaves))
     return temperature if leaves["actor_rollout_ref.rollout.val_kwargs.do_sample"] else 0.0
-
-
-def warmup_steps(value: Any, leaves: Leaves) -> int:
-    """verl: the count if it is above 0, else the ratio of all steps."""
-    if type(value) is not int:
-        raise Refused("expected a whole number of steps")
-    if value > 0:
-        return value
-    total = leaves["trainer.total_training_steps"] or 0
-    return int(leaves["actor_rollout_ref.actor.optim.lr_warmup_steps_ratio"] * total)
 
 
 def total_steps(value: Any, leaves: Leaves) -> int:

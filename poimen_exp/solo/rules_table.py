@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from poimen_exp.solo import rules as r
+from poimen_exp.solo import rules_prompts as p
 from poimen_exp.solo.rules import Rule, conformant, exact, inactive, lowered, missing, placement
+from poimen_exp.solo.rules_critic import CRITIC
 
 _ACTOR, _ROLLOUT, _MODEL, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model", "ref"))
 
@@ -14,23 +16,29 @@ _SEED = "every random stream of a run is drawn from the root key seed"
 
 HONOURED: tuple[Rule, ...] = (
     # what is optimized
-    exact("algorithm.adv_estimator", "", r.one_of("poimen_gates"), "two baselines, mixed by alpha"),
+    exact(
+        "algorithm.adv_estimator",
+        "algorithm.adv_estimator",
+        p.estimator,
+        "poimen_gates: two baselines, mixed by alpha; the others by verl's own functions",
+    ),
     exact(f"{_ACTOR}.clip_ratio", "loss.clip_ratio", r.number(0)),
     exact(f"{_ACTOR}.clip_ratio_low", "loss.clip_ratio_low", r.number(0)),
     exact(f"{_ACTOR}.clip_ratio_high", "loss.clip_ratio_high", r.number(0)),
     exact(f"{_ACTOR}.clip_ratio_c", "loss.clip_ratio_c", r.number(above=1)),
-    exact(f"{_ACTOR}.loss_agg_mode", "loss.loss_agg_mode", r.one_of("token-mean")),
+    exact(f"{_ACTOR}.loss_agg_mode", "loss.loss_agg_mode", r.one_of(*p.AGG_MODES)),
+    exact(f"{_ACTOR}.loss_scale_factor", "loss.loss_scale_factor", p.loss_scale_factor(f"{_ACTOR}.loss_agg_mode")),
     exact(f"{_ACTOR}.entropy_coeff", "loss.entropy_coeff", r.number()),
     exact(f"{_ACTOR}.use_kl_loss", "loss.use_kl_loss", r.flag),
     exact(f"{_ACTOR}.kl_loss_coef", "loss.kl_loss_coef", r.number(0)),
-    exact(f"{_ACTOR}.kl_loss_type", "loss.kl_loss_type", r.one_of("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")),
+    exact(f"{_ACTOR}.kl_loss_type", "loss.kl_loss_type", r.one_of(*p.KL_PENALTIES)),
     exact(f"{_ACTOR}.policy_loss.loss_mode", "", r.one_of("vanilla"), "verl's dual-clip loss"),
     # optimizer
     exact(f"{_ACTOR}.optim.lr", "optim.lr", r.number(0)),
     exact(f"{_ACTOR}.optim.weight_decay", "optim.weight_decay", r.number(0)),
     exact(f"{_ACTOR}.optim.betas", "optim.betas", r.betas),
     exact(f"{_ACTOR}.optim.clip_grad", "optim.grad_clip", r.number(above=0), "the key that verl 0.9.1's engines read"),
-    exact(f"{_ACTOR}.optim.lr_warmup_steps", "optim.lr_warmup_steps", r.warmup_steps),
+    exact(f"{_ACTOR}.optim.lr_warmup_steps", "optim.lr_warmup_steps", p.warmup_steps(f"{_ACTOR}.optim")),
     conformant(
         f"{_ACTOR}.optim.lr_warmup_steps_ratio",
         "of all steps, where lr_warmup_steps is not above 0; read with it",
@@ -55,13 +63,14 @@ HONOURED: tuple[Rule, ...] = (
     lowered(
         f"{_ACTOR}.use_dynamic_bsz",
         "micro-batches are always cut by tokens; they do not change the gradient",
-        accepts=(True,),
+        "",
+        r.flag,
     ),
     # rollouts
-    exact(f"{_ROLLOUT}.n", "rollout.group_size", r.group_size),
+    exact(f"{_ROLLOUT}.n", "rollout.group_size", p.group_size),
     exact(f"{_ROLLOUT}.temperature", "rollout.train.temperature", r.train_temperature),
-    exact(f"{_ROLLOUT}.top_p", "rollout.train.top_p", r.train_top_p),
-    exact(f"{_ROLLOUT}.top_k", "rollout.train.top_k", r.train_top_k),
+    exact(f"{_ROLLOUT}.top_p", "rollout.train.top_p", p.train_top_p),
+    exact(f"{_ROLLOUT}.top_k", "rollout.train.top_k", p.train_top_k),
     exact(f"{_ROLLOUT}.val_kwargs.temperature", "rollout.val.temperature", r.val_temperature),
     exact(f"{_ROLLOUT}.val_kwargs.top_p", "rollout.val.top_p", r.number(above=0, most=1)),
     exact(f"{_ROLLOUT}.val_kwargs.top_k", "rollout.val.top_k", r.top_k),
@@ -104,17 +113,11 @@ HONOURED: tuple[Rule, ...] = (
         r.equal_to(f"{_ACTOR}.fsdp_config.dtype"),
     ),
     # run
-    exact("trainer.total_training_steps", "trainer.total_training_steps,optim.total_training_steps", r.total_steps),
+    exact("trainer.total_training_steps", "trainer.total_training_steps,optim.total_training_steps", p.total_steps),
     exact("trainer.test_freq", "trainer.test_freq", r.frequency),
     exact("trainer.save_freq", "trainer.save_freq", r.frequency),
     exact("trainer.val_before_train", "trainer.val_before_train", r.flag),
     exact("trainer.max_actor_ckpt_to_keep", "trainer.max_ckpt_to_keep", r.optional_count),
-    lowered("trainer.total_epochs", "trainer.total_training_steps ends a run: set that", accepts=(1_000_000,)),
-    conformant(
-        "trainer.resume_mode",
-        "a new run folder has nothing to resume; poimen resume RUN goes on with an old one",
-        accepts=("disable",),
-    ),
     conformant("model_engine", "dp: the keys of verl's FSDP engines"),
 )
 
@@ -130,40 +133,54 @@ SEEDS: tuple[Rule, ...] = tuple(
 )
 
 LOWERED: tuple[Rule, ...] = (
-    lowered(f"{_ROLLOUT}.name", "sampled by the transformers engine in this process", accepts=("vllm", "sglang", "hf")),
+    lowered(
+        f"{_ROLLOUT}.name",
+        "vllm: in this process, on a GPU where it is installed; else and otherwise the transformers engine",
+        "rollout.engine",
+        r.one_of("vllm", "sglang", "hf"),
+    ),
+    lowered(
+        f"{_ROLLOUT}.gpu_memory_utilization",
+        "of the one device; the transformers engine takes half of what is free",
+        "rollout.memory_share",
+        r.number(above=0, most=1),
+    ),
+    lowered(
+        f"{_ROLLOUT}.enforce_eager", "read by vLLM; the transformers engine records", "rollout.enforce_eager", r.flag
+    ),
     lowered(f"{_ROLLOUT}.mode", "rollouts and updates take turns"),
     lowered(f"{_ROLLOUT}.load_format", "the engine shares the actor's weights", accepts=("safetensors", "auto")),
     lowered(
-        f"{_ROLLOUT}.*log_prob_*", "log-probs are computed under the update's token budget (ppo_max_token_len_per_gpu)"
+        f"{_ROLLOUT}.*log_prob_*",
+        "log-probs are computed under the update's token budget (ppo_max_token_len_per_gpu)",
+        "",
+        p.any_size,
     ),
     lowered(
         f"{_REF}.log_prob_*",
         "reference log-probs are computed under the update's token budget (ppo_max_token_len_per_gpu)",
+        "",
+        p.any_size,
     ),
-    lowered(f"{_MODEL}.use_remove_padding", "padding is masked; it is in no loss", accepts=(False,)),
-    lowered(f"{_ACTOR}.use_remove_padding", "padding is masked; it is in no loss", accepts=(False,)),
-    lowered(f"{_MODEL}.enable_gradient_checkpointing", "recomputation saves memory and changes no value"),
-    lowered(f"{_ACTOR}.use_torch_compile", "compilation changes no meaning", accepts=(False,)),
-    lowered(f"{_REF}.use_torch_compile", "compilation changes no meaning", accepts=(False,)),
+    lowered(
+        f"{_ACTOR}.ppo_micro_batch_size*", "micro-batches are cut by tokens: ppo_max_token_len_per_gpu", "", p.any_size
+    ),
+    lowered(f"{_MODEL}.use_remove_padding", "padding is masked; it is in no loss", "", r.flag),
+    lowered(f"{_ACTOR}.use_remove_padding", "padding is masked; it is in no loss", "", r.flag),
+    lowered(f"{_MODEL}.enable_gradient_checkpointing", "recomputation saves memory and changes no value", "", r.flag),
+    lowered(f"{_ACTOR}.use_torch_compile", "compilation changes no meaning", "", r.flag),
+    lowered(f"{_REF}.use_torch_compile", "compilation changes no meaning", "", r.flag),
     lowered(f"{_ACTOR}.shuffle", "mini-batches are whole groups in the order of the batch"),
     lowered("trainer.device", "the root key device chooses: set that"),
     lowered("trainer.default_local_dir", "checkpoints lie in the run folder"),
     lowered("trainer.logger", "metrics.jsonl is always written; W&B is tracking.wandb", accepts=(["console"],)),
     lowered("trainer.project_name", "W&B's project is tracking.project", accepts=("poimen_exp",)),
     exact("trainer.experiment_name", "", r.text, "names the run's folder multirun/NAME/"),
-    lowered("data.train_files", "tasks come from corpus.path: set that"),
-    lowered("data.val_files", "tasks come from corpus.path: set that"),
 )
 
 INACTIVE: tuple[Rule, ...] = (
     inactive("critic.*", _NO_CRITIC),
-    inactive("trainer.critic_warmup", _NO_CRITIC),
-    inactive("trainer.max_critic_ckpt_to_keep", _NO_CRITIC),
-    inactive("algorithm.gamma", _NO_CRITIC),
-    inactive("algorithm.lam", _NO_CRITIC),
-    inactive("algorithm.norm_adv_by_std_in_grpo", "poimen_gates never divides by a standard deviation"),
     inactive("algorithm.kl_ctrl.*", "active with algorithm.use_kl_in_reward"),
-    inactive("algorithm.kl_penalty", "active with algorithm.use_kl_in_reward"),
     inactive("algorithm.pf_ppo.*", "active with algorithm.use_pf_ppo"),
     inactive("algorithm.filter_groups.*", "active with algorithm.filter_groups.enable"),
     inactive("reward_model.*", _NO_REWARD_MODEL),
@@ -181,14 +198,11 @@ INACTIVE: tuple[Rule, ...] = (
     *(
         inactive(f"data.{name}", "of verl's dataset of prompts; the corpus has its own keys (corpus.*)")
         for name in (
-            "prompt_key",
             "reward_fn_key",
             "image_*",
             "video_key",
             "audio_key",
             "return_*",
-            "*_max_samples",
-            "filter_overlong_*",
         )
     ),
 )
@@ -223,8 +237,6 @@ PLACEMENT: tuple[Rule, ...] = (
             "data_parallel_size",
             "expert_parallel_size",
             "pipeline_model_parallel_size",
-            "gpu_memory_utilization",
-            "enforce_eager",
             "cudagraph_capture_sizes",
             "free_cache_engine",
             "max_num_batched_tokens",
@@ -252,8 +264,6 @@ PLACEMENT: tuple[Rule, ...] = (
 )
 
 REFUSED_WHEN_CHANGED: tuple[Rule, ...] = (
-    missing("algorithm.use_kl_in_reward", "KL is in the loss (actor.use_kl_loss)"),
-    missing("critic.enable", _NO_CRITIC, accepts=(False,)),
     missing("algorithm.filter_groups.enable", "every group of a batch is trained on"),
     missing("distillation.enabled", "there is no teacher"),
     missing("*reward_model.enable", _NO_REWARD_MODEL),
@@ -265,8 +275,6 @@ REFUSED_WHEN_CHANGED: tuple[Rule, ...] = (
     missing("*.fsdp_config.full_determinism", "CPU runs repeat bit for bit; a GPU's kernels are not forced to"),
     missing("algorithm.use_pf_ppo", "preference feedback"),
     missing("algorithm.rollout_correction.*", "rollouts are sampled from the policy that is updated"),
-    missing(f"{_ACTOR}.ppo_micro_batch_size*", "set ppo_max_token_len_per_gpu: micro-batches are cut by tokens"),
-    missing(f"{_ACTOR}.loss_scale_factor", "of loss_agg_mode seq-mean-token-sum-norm"),
     missing(f"{_ACTOR}.calculate_*", "a metric that solo does not compute"),
     missing(f"{_ACTOR}.freeze_vision_tower", "text models only"),
     missing(f"{_ACTOR}.use_prefix_grouper", "of verl's engines"),
@@ -323,7 +331,6 @@ REFUSED_WHEN_CHANGED: tuple[Rule, ...] = (
             ("log_val_generations", "rollouts are written to trajectories/ (tracking.trajectory_freq)"),
             ("rollout_data_dir", "rollouts are written to trajectories/ (tracking.trajectory_freq)"),
             ("validation_data_dir", "rollouts are written to trajectories/ (tracking.trajectory_freq)"),
-            ("resume_from_path", "poimen resume RUN"),
             ("checkpoint_callback_class", "callbacks"),
             ("val_only", "poimen eval RUN"),
             ("default_hdfs_dir", "checkpoints lie in the run folder"),
@@ -334,7 +341,19 @@ REFUSED_WHEN_CHANGED: tuple[Rule, ...] = (
 
 TYPES: tuple[Rule, ...] = (inactive("*._target_", "names verl's dataclass"),)
 
-RULES: tuple[Rule, ...] = TYPES + HONOURED + SEEDS + LOWERED + REFUSED_WHEN_CHANGED + INACTIVE + PLACEMENT
+RULES: tuple[Rule, ...] = (
+    TYPES
+    + HONOURED
+    + p.ALGORITHM
+    + p.DATA
+    + p.REWARD
+    + CRITIC
+    + SEEDS
+    + LOWERED
+    + REFUSED_WHEN_CHANGED
+    + INACTIVE
+    + PLACEMENT
+)
 
 OWN: dict[str, str] = {
     "alpha": "alpha",
@@ -362,5 +381,7 @@ OWN: dict[str, str] = {
     "stop.patience": "trainer.patience",
     "stop.min_delta": "trainer.min_delta",
     "stop.on_collapse": "trainer.on_collapse",
+    "rewards.provider": "reward.provider",
+    "reference.adapter": "reference",
 }
 """Our keys -> fields of ``SoloSettings``."""

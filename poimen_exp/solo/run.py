@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from poimen_exp.adapters.export import export_adapter
-from poimen_exp.adapters.hashing import base_model_sha256
-from poimen_exp.adapters.manifest import AdapterInfo
+from poimen_exp.adapters.hashing import base_model_sha256, sha256_of_file
+from poimen_exp.adapters.manifest import WEIGHTS_NAME
 from poimen_exp.errors import Refused
-from poimen_exp.solo.checkpoint import LoadedCheckpoint, Progress, load_checkpoint, restore_rng
-from poimen_exp.solo.engine import TransformersEngine
-from poimen_exp.solo.gate_task import GateTask
+from poimen_exp.solo.checkpoint import LoadedCheckpoint, Progress, Trained, load_checkpoint, restore_rng
+from poimen_exp.solo.critic import Critic
+from poimen_exp.solo.engines import make_engine
 from poimen_exp.solo.loop import Loop
 from poimen_exp.solo.policy import Policy, pick_device
+from poimen_exp.solo.reference import named_adapter
 from poimen_exp.solo.seeds import seed_everything
 from poimen_exp.solo.settings import SoloSettings
-from poimen_exp.solo.setup import GateSetup
+from poimen_exp.solo.setup import Setup, require_full_batch
 from poimen_exp.solo.update import Updater
-from poimen_exp.solo.warm_start import warm_start
 from poimen_exp.tracking.metrics_log import by_step, read_metrics
 from poimen_exp.tracking.result import RunResult
 from poimen_exp.tracking.run_folder import RunFolder
@@ -28,14 +28,14 @@ from poimen_exp.tracking.tracker import Tracker
 Say = Callable[[str], None]
 
 
-def run_solo(settings: SoloSettings, setup: GateSetup, tracker: Tracker, say: Say, resume: bool = False) -> RunResult:
+def run_solo(settings: SoloSettings, setup: Setup, tracker: Tracker, say: Say, resume: bool = False) -> RunResult:
     """Trains, and leaves the adapter of the best validation (of the last step where there was none).
 
     Args:
         resume: go on from the newest complete checkpoint of the run folder, if there is one.
     """
     folder = tracker.folder
-    loop = build_loop(settings, setup, tracker, say, newest_checkpoint(folder, say) if resume else None)
+    loop = build_loop(settings, setup, tracker, say, _checkpoint(settings, folder, say, resume))
     status = loop.train()
     progress = loop.progress
     adapter = export_best(settings, setup, loop, folder)
@@ -49,59 +49,66 @@ def run_solo(settings: SoloSettings, setup: GateSetup, tracker: Tracker, say: Sa
 
 
 def build_loop(
-    settings: SoloSettings, setup: GateSetup, tracker: Tracker, say: Say, checkpoint: LoadedCheckpoint | None
+    settings: SoloSettings, setup: Setup, tracker: Tracker, say: Say, checkpoint: LoadedCheckpoint | None
 ) -> Loop:
-    """Policy, engine, task and optimizer of a run, fresh or as a checkpoint left them."""
+    """Roles, engine and task of a run, fresh or as a checkpoint left them."""
     device = pick_device(settings.device)
     pad_id = setup.codec.pad_id
-    train = setup.corpus.split("train")
-    if len(train) < settings.step.train_batch_size:
-        raise Refused(
-            f"data.train_batch_size={settings.step.train_batch_size}: the training split has {len(train)} tasks; "
-            "expected at least one full batch"
-        )
+    require_full_batch(settings, setup.train_size)
     seed_everything(settings.seed)
     policy = Policy(settings.model, device)
-    engine = TransformersEngine(policy.sampler, setup.codec.stop_ids, pad_id, settings.rollout.max_rows)
-    task = GateTask(
-        train,
-        setup.val_tasks(settings.corpus.max_val_tasks),
-        setup.protocol,
-        engine,
-        settings.gates,
-        settings.rollout,
-        settings.alpha,
-        settings.seed,
-        device,
-    )
+    engine = make_engine(settings, policy, setup.codec, say)
+    critic = None
+    if settings.critic is not None:
+        critic = Critic(settings.critic, pad_id, settings.step.train_batch_size, device)
     identity = run_identity(settings, setup)
     progress = Progress()
     if checkpoint is None:
-        budget = settings.step.micro_batch_tokens
-        warm_start(policy, setup.protocol, train, settings.gates, pad_id, budget, settings.seed, say)
-        reference = policy.state()
+        reference = setup.prepare(settings, policy, say)
+        if settings.reference is not None:
+            reference = named_adapter(policy, settings.reference)
         tracker.rewind(-1, 0)
     else:
         _require_same(checkpoint.state.identity, identity, tracker.folder)
-        policy.load_state({name: value.to(device) for name, value in checkpoint.state.adapter.items()})
+        policy.load_state(checkpoint.state.actor.weights)
         policy.sync()
         reference = {name: value.to(device) for name, value in checkpoint.state.reference.items()}
         progress = checkpoint.progress
-    updater = Updater(
-        policy,
-        reference,
-        pad_id,
-        settings.rollout.train.temperature,
-        settings.loss,
-        settings.optim,
-        settings.step,
-    )
+    temperature = settings.rollout.train.temperature
+    updater = Updater(policy, reference, pad_id, temperature, settings.loss, settings.optim, settings.step)
     if checkpoint is not None:
-        updater.optimizer.load_state_dict(dict(checkpoint.state.optimizer))
-        updater.schedule.load_state_dict(dict(checkpoint.state.schedule))
+        _restore(updater, checkpoint.state.actor)
+        if critic is not None:
+            assert checkpoint.state.critic is not None  # the identities are equal
+            critic.load_state(checkpoint.state.critic.weights)
+            _restore(critic, checkpoint.state.critic)
         restore_rng(checkpoint.rng)
-        tracker.rewind(progress.step, checkpoint.metrics_bytes)
-    return Loop(settings, task, policy, updater, reference, identity, tracker, say, progress)
+        own = checkpoint.folder == tracker.folder.path
+        tracker.rewind(progress.step if own else -1, checkpoint.metrics_bytes if own else 0)
+    engine.sync()
+    task = setup.task(settings, engine, device)
+    return Loop(settings, task, policy, updater, engine, reference, identity, tracker, say, progress, critic)
+
+
+def _restore(role: Updater | Critic, trained: Trained) -> None:
+    role.optimizer.load_state_dict(dict(trained.optimizer))
+    role.schedule.load_state_dict(dict(trained.schedule))
+
+
+def _checkpoint(settings: SoloSettings, folder: RunFolder, say: Say, resume: bool) -> LoadedCheckpoint | None:
+    """Where a run goes on from: its own newest checkpoint, or the one of another run that it is to begin with."""
+    own = newest_checkpoint(folder, say) if resume else None
+    if own is not None or settings.trainer.resume_from is None:
+        return own
+    say(f"beginning with {settings.trainer.resume_from}")
+    return begun_elsewhere(load_checkpoint(settings.trainer.resume_from))
+
+
+def begun_elsewhere(checkpoint: LoadedCheckpoint) -> LoadedCheckpoint:
+    """A checkpoint for a new run: its step, counters and weights go on; what was best there is not known here."""
+    kept = checkpoint.progress
+    progress = Progress(step=kept.step, first_step=kept.step, optimizer_steps=kept.optimizer_steps)
+    return replace(checkpoint, progress=replace(progress, groups=kept.groups, samples=kept.samples))
 
 
 def newest_checkpoint(folder: RunFolder, say: Say) -> LoadedCheckpoint | None:
@@ -114,15 +121,18 @@ def newest_checkpoint(folder: RunFolder, say: Say) -> LoadedCheckpoint | None:
     return load_checkpoint(folder.checkpoint(steps[-1]))
 
 
-def run_identity(settings: SoloSettings, setup: GateSetup) -> dict[str, str]:
+def run_identity(settings: SoloSettings, setup: Setup) -> dict[str, str]:
     """What must not change between the parts of one run."""
-    return {
-        "corpus": setup.corpus.sha256,
+    identity = setup.identity(settings) | {
         "model": base_model_sha256(settings.model.path),
         "seed": str(settings.seed),
-        "alpha": repr(settings.alpha),
         "lora": f"rank {settings.model.lora_rank}, alpha {settings.model.lora_alpha}",
     }
+    if settings.reference is not None:
+        identity["reference"] = sha256_of_file(settings.reference / WEIGHTS_NAME)
+    if settings.critic is not None:
+        identity["critic"] = f"{base_model_sha256(settings.critic.path)}, rank {settings.critic.lora_rank}"
+    return identity
 
 
 def _require_same(saved: object, now: dict[str, str], folder: RunFolder) -> None:
@@ -135,30 +145,19 @@ def _require_same(saved: object, now: dict[str, str], folder: RunFolder) -> None
         )
 
 
-def export_best(settings: SoloSettings, setup: GateSetup, loop: Loop, folder: RunFolder) -> Path:
-    """Writes ``adapter/``: the weights of the best validation, or of the last step where none was made."""
+def export_best(settings: SoloSettings, setup: Setup, loop: Loop, folder: RunFolder) -> Path:
+    """Writes ``adapter/``: the weights of ``Progress.adapter_step``."""
     progress = loop.progress
-    step = progress.step if progress.best_step is None else progress.best_step
+    step = progress.adapter_step(settings.model.adapter is None and settings.gates.warm_start_steps == 0)
+    if step != progress.best_step and progress.best_step is not None:
+        loop.say(f"no validation was better than the base model's (step 0): adapter/ is that of step {step}")
     if step != progress.step:
         best = load_checkpoint(folder.checkpoint(step))
-        loop.policy.load_state({name: value.to(loop.policy.device) for name, value in best.state.adapter.items()})
+        loop.policy.load_state({name: value.to(loop.policy.device) for name, value in best.state.actor.weights.items()})
         loop.policy.sync()
     line = by_step(read_metrics(folder.metrics).lines).get(step)
-    info = AdapterInfo(
-        base_model=settings.model.path,
-        dtype=settings.model.dtype,
-        layout=settings.gates.layout,
-        wording=settings.gates.wording,
-        memory_tokens=settings.gates.memory_tokens,
-        chunk_tokens=settings.corpus.chunk_tokens,
-        response_tokens=settings.rollout.val.max_tokens,
-        corpus_id=setup.corpus.corpus_id,
-        corpus_sha256=setup.corpus.sha256,
-        label_status=setup.corpus.label_status,
-        run_id=folder.path.name,
-        step=step,
-        metrics={} if line is None else {k: v for k, v in line.metrics.items() if k.startswith("val/")},
-    )
+    metrics = {} if line is None else {k: v for k, v in line.metrics.items() if k.startswith("val/")}
+    info = setup.adapter_info(settings, folder.path.name, step, metrics)
     return export_adapter(loop.policy.model, folder.adapter, info)
 
 

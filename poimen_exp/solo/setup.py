@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+import torch
+from torch import Tensor
+
+from poimen_exp.adapters.manifest import AdapterInfo
+from poimen_exp.config.schema import MISSING_CORPUS
 from poimen_exp.corpus import Corpus, open_corpus
 from poimen_exp.errors import Refused
 from poimen_exp.gates.codec import HfCodec
 from poimen_exp.gates.protocol import GateProtocol
 from poimen_exp.gates.types import ReadingTask
-from poimen_exp.solo.policy import load_codec
-from poimen_exp.solo.settings import CorpusSettings, GateSettings, ModelSettings
+from poimen_exp.solo.engines import Engine
+from poimen_exp.solo.gate_task import GateTask
+from poimen_exp.solo.policy import Policy, load_codec
+from poimen_exp.solo.settings import CorpusSettings, GateSettings, ModelSettings, SoloSettings
+from poimen_exp.solo.task import Task
+from poimen_exp.solo.warm_start import warm_start
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,55 @@ class GateSetup:
     protocol: GateProtocol
     corpus: Corpus
 
+    @property
+    def train_size(self) -> int:
+        """Number of training tasks."""
+        return len(self.corpus.split("train"))
+
+    def identity(self, settings: SoloSettings) -> dict[str, str]:
+        """What must not change between the parts of one run, beside model and seed."""
+        return {"corpus": self.corpus.sha256, "alpha": repr(settings.alpha)}
+
+    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Tensor]:
+        """Warm start of a new run; the adapter weights that KL is measured against: where the run began."""
+        train, budget = self.corpus.split("train"), settings.step.micro_batch_tokens
+        warm_start(policy, self.protocol, train, settings.gates, self.codec.pad_id, budget, settings.seed, say)
+        return policy.state()
+
+    def task(self, settings: SoloSettings, engine: Engine, device: torch.device) -> Task:
+        """The readings of a run."""
+        assert settings.corpus is not None
+        return GateTask(
+            self.corpus.split("train"),
+            self.val_tasks(settings.corpus.max_val_tasks),
+            self.protocol,
+            engine,
+            settings.gates,
+            settings.rollout,
+            settings.alpha,
+            settings.seed,
+            device,
+        )
+
+    def adapter_info(self, settings: SoloSettings, run_id: str, step: int, metrics: Mapping[str, float]) -> AdapterInfo:
+        """What the adapter's manifest says."""
+        assert settings.corpus is not None
+        return AdapterInfo(
+            base_model=settings.model.path,
+            dtype=settings.model.dtype,
+            layout=settings.gates.layout,
+            wording=settings.gates.wording,
+            memory_tokens=settings.gates.memory_tokens,
+            chunk_tokens=settings.corpus.chunk_tokens,
+            response_tokens=settings.rollout.val.max_tokens,
+            corpus_id=self.corpus.corpus_id,
+            corpus_sha256=self.corpus.sha256,
+            label_status=self.corpus.label_status,
+            run_id=run_id,
+            step=step,
+            metrics=metrics,
+        )
+
     def val_tasks(self, most: int | None) -> Sequence[ReadingTask]:
         """Validation tasks: all, or the first ``most`` by the hash of their id (the same for every seed)."""
         split = self.corpus.split("val")
@@ -32,12 +91,39 @@ class GateSetup:
         return [split[place] for place in chosen]
 
 
-def gate_setup(model: ModelSettings, gates: GateSettings, corpus: CorpusSettings, max_prompt_length: int) -> GateSetup:
+class Setup(Protocol):
+    """What a run has read before it starts: ``GateSetup`` or ``prompt_setup.PromptSetup``."""
+
+    @property
+    def codec(self) -> HfCodec: ...
+
+    @property
+    def train_size(self) -> int: ...
+
+    def identity(self, settings: SoloSettings) -> dict[str, str]: ...
+
+    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Tensor]: ...
+
+    def task(self, settings: SoloSettings, engine: Engine, device: torch.device) -> Task: ...
+
+    def adapter_info(
+        self, settings: SoloSettings, run_id: str, step: int, metrics: Mapping[str, float]
+    ) -> AdapterInfo: ...
+
+
+def gate_setup(
+    model: ModelSettings, gates: GateSettings, corpus: CorpusSettings | None, max_prompt_length: int
+) -> GateSetup:
     """Opens model folder and corpus.
+
+    Args:
+        corpus: None where the run has none: it trains on prompts.
 
     Raises:
         Refused: a model folder that is not one, a corpus that breaks its contract, a task that does not fit.
     """
+    if corpus is None:
+        raise Refused(f"{MISSING_CORPUS} (a run of single-turn prompts has no gates)")
     require_model_folder(model.path)
     codec = load_codec(model.path)
     protocol = GateProtocol(codec, gates.layout, gates.wording, gates.memory_tokens)
@@ -47,6 +133,15 @@ def gate_setup(model: ModelSettings, gates: GateSettings, corpus: CorpusSettings
         return fixed + len(codec.encode_plain(question)) + len(codec.encode_plain(chunk))
 
     return GateSetup(codec, protocol, open_corpus(corpus, codec, prompt_tokens, max_prompt_length))
+
+
+def require_full_batch(settings: SoloSettings, tasks: int) -> None:
+    """Refuses a training split that has fewer tasks than a batch."""
+    if tasks < settings.step.train_batch_size:
+        raise Refused(
+            f"data.train_batch_size={settings.step.train_batch_size}: the training split has {tasks} tasks; "
+            "expected at least one full batch"
+        )
 
 
 def require_model_folder(path: Path) -> None:

@@ -15,9 +15,10 @@ from poimen_exp.errors import Refused
 from poimen_exp.solo.forward import token_stats
 from poimen_exp.solo.losses import LossBatch, MiniBatchSize, actor_loss, finite, summed
 from poimen_exp.solo.policy import Policy
+from poimen_exp.solo.ragged import Ragged, at
 from poimen_exp.solo.rows import PackedRows, Row, micro_batches, pack
 from poimen_exp.solo.settings import LossSettings, OptimSettings, StepSettings
-from poimen_exp.solo.task import RolloutBatch
+from poimen_exp.solo.task import Measured, Needs, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,16 @@ class UpdateReport:
     metrics: Mapping[str, float]
     taken: int
     skipped: Sequence[str]
+
+
+def joined(reports: Sequence[UpdateReport]) -> UpdateReport:
+    """One report of several roles' updates."""
+    metrics: dict[str, float] = {}
+    for report in reports:
+        metrics |= report.metrics
+    return UpdateReport(
+        metrics, sum(report.taken for report in reports), [why for report in reports for why in report.skipped]
+    )
 
 
 @dataclass
@@ -56,53 +67,66 @@ class Updater:
         )
         self.schedule = lr_schedule(self.optimizer, optim)
 
-    def update(self, batch: RolloutBatch) -> UpdateReport:
-        """Learns from one rollout batch: ``ppo_epochs`` passes over its mini-batches.
+    @property
+    def needs(self) -> Needs:
+        """What ``update`` is to be told.
 
         One full mini-batch and one pass is a fresh-policy update: its old log-probs are those of its own forward
         (verl does the same); otherwise they are computed before the first optimizer step.
         """
-        log = _Log()
+        return Needs(log_probs=not self._step.fresh, ref_log_probs=self._loss.use_kl_loss)
+
+    def update(self, batch: RolloutBatch, measured: Measured | None = None) -> UpdateReport:
+        """Learns from one rollout batch: ``ppo_epochs`` passes over its mini-batches.
+
+        Args:
+            measured: what ``needs`` names, of this batch; found now if left out.
+        """
+        log, diff = _Log(), _Differences()
         minis = mini_batches(batch.group, self._step.train_batch_size, self._step.ppo_mini_batch_size)
-        fresh = len(minis) == 1 and self._step.ppo_epochs == 1
-        every = range(len(batch.rows))
-        old = None if fresh else self._log_probs(batch.rows, every)
-        ref = None
-        if self._loss.use_kl_loss:
-            with self._policy.using(self._reference):
-                ref = self._log_probs(batch.rows, every)
-        diff = _Differences()
+        measured = self._measure(batch.rows) if measured is None else measured
+        own_forward = measured.log_probs is None
         for _ in range(self._step.ppo_epochs):
             for mini in minis:
-                self._optimizer_step(batch, mini, old, ref, log, diff if fresh else None)
-        if old is not None:
-            diff.add(old, batch.rows)
-        with warnings.catch_warnings():  # torch takes a skipped first optimizer step for calls in the wrong order
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            self.schedule.step()
+                self._optimizer_step(batch, mini, measured, log, diff if own_forward else None)
+        if measured.log_probs is not None:
+            diff.add(measured.log_probs, batch.rows)
+        step_quietly(self.schedule)
         return UpdateReport(self._metrics(log, diff), len(log.norms), log.skipped)
 
+    def _measure(self, rows: Sequence[Row]) -> Measured:
+        needs = self.needs
+        return Measured(
+            self.log_probs(rows) if needs.log_probs else None,
+            self.reference_log_probs(rows) if needs.ref_log_probs else None,
+        )
+
+    def reference_log_probs(self, rows: Sequence[Row]) -> Ragged:
+        """Log-probs of each row's response ids by the reference: the same base under its adapter weights."""
+        with self._policy.using(self._reference):
+            return self.log_probs(rows)
+
     @torch.no_grad()
-    def _log_probs(self, rows: Sequence[Row], order: Sequence[int]) -> dict[int, Tensor]:
-        """Trainer log-probs of each row's response ids, by row index."""
+    def log_probs(self, rows: Sequence[Row]) -> Ragged:
+        """Log-probs of each row's response ids by the policy as it stands."""
         out: dict[int, Tensor] = {}
-        for places in micro_batches(rows, order, self._step.micro_batch_tokens):
+        for places in micro_batches(rows, range(len(rows)), self._step.micro_batch_tokens):
             packed = pack([rows[place] for place in places], self._pad_id, self._policy.device)
             with self._policy.autocast():
                 stats = token_stats(self._policy.model, packed, self._temperature)
             for place, values, mask in zip(places, stats.log_probs, packed.response_mask, strict=True):
                 out[place] = values[mask]
-        return out
+        return tuple(out[place] for place in range(len(rows)))
 
     def _optimizer_step(
         self,
         batch: RolloutBatch,
         mini: Sequence[int],
-        old: Mapping[int, Tensor] | None,
-        ref: Mapping[int, Tensor] | None,
+        measured: Measured,
         log: _Log,
         diff: _Differences | None,
     ) -> None:
+        old, ref = measured.log_probs, measured.ref_log_probs
         size = MiniBatchSize(sum(len(batch.rows[place].response) for place in mini), len(mini))
         self.optimizer.zero_grad(set_to_none=True)
         parts, fault = [], _bad_advantage(batch, mini)
@@ -116,9 +140,9 @@ class Updater:
                 LossBatch(
                     log_probs=stats.log_probs,
                     entropy=stats.entropy if self._loss.entropy_coeff else stats.entropy.detach(),
-                    old_log_probs=stats.log_probs.detach() if old is None else _gather(old, places, packed),
-                    ref_log_probs=None if ref is None else _gather(ref, places, packed),
-                    advantages=batch.advantages[list(places)].to(self._policy.device),
+                    old_log_probs=stats.log_probs.detach() if old is None else at(old, places, packed.response_mask),
+                    ref_log_probs=None if ref is None else at(ref, places, packed.response_mask),
+                    advantages=at(batch.advantages, places, packed.response_mask),
                     mask=packed.response_mask,
                 ),
                 size,
@@ -159,9 +183,9 @@ class _Differences:
     def __init__(self) -> None:
         self._total, self._count, self._worst = 0.0, 0, 0.0
 
-    def add(self, log_probs: Mapping[int, Tensor], rows: Sequence[Row]) -> None:
-        for place, values in log_probs.items():
-            self._take(values, torch.tensor(rows[place].rollout_log_probs, device=values.device))
+    def add(self, log_probs: Ragged, rows: Sequence[Row]) -> None:
+        for values, row in zip(log_probs, rows, strict=True):
+            self._take(values, torch.tensor(row.rollout_log_probs, device=values.device))
 
     def add_packed(self, log_probs: Tensor, packed: PackedRows, rows: Sequence[Row]) -> None:
         sampled = torch.tensor([value for row in rows for value in row.rollout_log_probs], device=log_probs.device)
@@ -197,6 +221,13 @@ def mini_batches(group: Tensor, train_batch_size: int, mini_batch_size: int) -> 
     return out
 
 
+def step_quietly(schedule: Any) -> None:
+    """One step of a schedule; torch takes a skipped first optimizer step for calls in the wrong order."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        schedule.step()
+
+
 def lr_schedule(optimizer: torch.optim.Optimizer, optim: OptimSettings) -> Any:
     """verl's schedule of that name, stepped once a rollout batch; under warm-up its first step has rate 0."""
     from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
@@ -212,13 +243,8 @@ def lr_schedule(optimizer: torch.optim.Optimizer, optim: OptimSettings) -> Any:
 
 def _bad_advantage(batch: RolloutBatch, mini: Sequence[int]) -> str | None:
     for place in mini:
-        value = float(batch.advantages[place])
-        if not math.isfinite(value):
-            return f"advantage {value} of {batch.names[place]}"
+        values = batch.advantages[place]
+        wrong = values[~torch.isfinite(values)]
+        if wrong.numel():
+            return f"advantage {float(wrong[0])} of {batch.names[place]}"
     return None
-
-
-def _gather(log_probs: Mapping[int, Tensor], places: Sequence[int], packed: PackedRows) -> Tensor:
-    """[N, R] of the rows' values, 0 on padding."""
-    out = torch.zeros(packed.response_mask.shape, device=packed.response_mask.device)
-    return out.masked_scatter(packed.response_mask, torch.cat([log_probs[place] for place in places]))

@@ -6,6 +6,8 @@ from collections.abc import Hashable, Sequence
 
 from omegaconf import DictConfig
 
+from poimen_exp.errors import Refused
+
 
 def check_before_sweep(configs: Sequence[DictConfig]) -> None:
     """Returns if every config may be trained; nothing of the sweep exists yet.
@@ -22,10 +24,20 @@ def check_before_sweep(configs: Sequence[DictConfig]) -> None:
 
     distinct: dict[Hashable, DictConfig] = {}
     for position, config in enumerate(map(without_hydra, configs)):
+        _require_objective(config)
         distinct.setdefault(_what_is_checked(config, position), config)
     # The first one last: the first trial, which asks again, finds the answer kept.
     for config in reversed(distinct.values()):
         app.check(config)
+
+
+def _require_objective(config: DictConfig) -> None:
+    """A trial that never validates has no value; its sweep would fail trial after trial, each trained in vain."""
+    every = int(config.trainer.test_freq)
+    if every < 1:
+        raise Refused(
+            f"trainer.test_freq: got {every}, expected 1 or more: a sweep compares its trials' best val/reward/total"
+        )
 
 
 def _what_is_checked(config: DictConfig, position: int) -> Hashable:

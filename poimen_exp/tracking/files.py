@@ -64,6 +64,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def prefix_sha256(path: Path, length: int) -> str:
+    """Hex SHA-256 of the first ``length`` bytes of a file."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(length)).hexdigest()
+
+
 def free_name(folder: Path, name: str) -> Path:
     """A path in ``folder`` that does not exist: ``name`` itself, or with ``-2``, ``-3``, ... before its suffix."""
     path = folder / name

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from poimen_exp.errors import Refused, RunFailed
+from poimen_exp.tracking.files import read_json
 from poimen_exp.tracking.integrity import Integrity, verify_run
 from poimen_exp.tracking.metrics_log import MetricLine, by_step
 from poimen_exp.tracking.progress import best_validation, format_duration, results_table
@@ -131,6 +132,7 @@ def _report(folder: RunFolder, lines: tuple[MetricLine, ...], statistics: Rollou
         },
         "advantages": statistics.advantage.summary(),
         "memory": {
+            "predicted_gb": _predicted(folder),
             "peak_device_gb": _peak(lines, "perf/max_memory_allocated_gb"),
             "peak_host_gb": _peak(lines, "perf/cpu_memory_used_gb"),
             "memory_tokens": _first_best_last(steps, "train/gates/memory_tokens", None),
@@ -147,6 +149,12 @@ def _first_best_last(steps: Mapping[int, MetricLine], name: str, best: int | Non
         for word, step in chosen.items()
         if step is not None and name in steps[step].metrics
     }
+
+
+def _predicted(folder: RunFolder) -> float | None:
+    """Peak of the device's memory as the plan predicted it, in GB of 2^30 bytes; None where it did not."""
+    estimate = (read_json(folder.plan) if folder.plan.exists() else {}).get("estimate")
+    return None if estimate is None else float(estimate["memory"]["peak"]) / 2**30
 
 
 def _peak(lines: Iterable[MetricLine], name: str) -> float | None:
@@ -202,7 +210,9 @@ def _print(report: Mapping[str, Any], path: Path, console: Console) -> None:
     if report["advantages"] is not None:
         say("advantages of turns: " + ", ".join(f"{name} {value:.4g}" for name, value in report["advantages"].items()))
     peak = report["memory"]["peak_device_gb"]
-    say(f"device memory, peak: {'not measured' if peak is None else f'{peak:.2f} GB'}")
+    predicted = report["memory"]["predicted_gb"]
+    told = "" if predicted is None else f" (predicted {predicted:.2f} GB)"
+    say(f"device memory, peak: {'not measured' if peak is None else f'{peak:.2f} GB'}{told}")
     for name, phase in report["times"]["phases"].items():
         say(f"{name}: {format_duration(phase['total_s'])} in all, {phase['mean_s']:.2f} s each (n {phase['n']})")
     table = results_table(RunFolder.open(path, "read").read_lines())

@@ -12,10 +12,11 @@ from typing import TypeVar
 import msgspec
 
 from poimen_exp.errors import PoimenError, RunFailed
-from poimen_exp.tracking.files import read_json, sha256_of
+from poimen_exp.tracking.files import prefix_sha256, read_json, sha256_of
 from poimen_exp.tracking.lock import LOCK_NAME, live_holder
 from poimen_exp.tracking.metrics_log import MetricLine, MetricsRead, by_step, check_offset, read_metrics
 from poimen_exp.tracking.run_folder import RunFolder
+from poimen_exp.tracking.sums import SUMS_NAME, read_sums
 from poimen_exp.tracking.trajectories import RolloutRecord, read_trajectories
 
 T = TypeVar("T")
@@ -31,12 +32,14 @@ class ManifestFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """``manifest.json`` of a checkpoint, written last. ``metrics_bytes``: length of ``metrics.jsonl`` at that time."""
+    """``manifest.json`` of a checkpoint, written last. ``metrics_bytes``, ``metrics_sha256``: length and hash of
+    ``metrics.jsonl`` at that time (the hash is null in older checkpoints)."""
 
     schema: str
     step: int
     files: tuple[ManifestFile, ...]
     metrics_bytes: int
+    metrics_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def verify_run(
     for path in (folder.provenance, folder.plan, folder.gate_check):
         if path.exists():
             _try(folder, found, path, partial(read_json, path))
+    if folder.resolved.exists():
+        _try(folder, found, folder.resolved, partial(_verify_yaml, folder.resolved))
     read = MetricsRead((), (), 0)
     if folder.metrics.exists():
         read = _try(folder, found, folder.metrics, partial(read_metrics, folder.metrics)) or read
@@ -85,11 +90,13 @@ def verify_run(
         found.notes.append(f"metrics.jsonl: the last line was not finished ({read.unfinished_bytes} bytes)")
     for step in folder.checkpoint_steps():
         _verify_checkpoint(folder, found, step, read)
+    sums = _trajectory_sums(folder, found)
     for path, step in folder.trajectory_files().items():
-        _try(folder, found, path, partial(_verify_rollouts, path, step, on_rollout))
+        _try(folder, found, path, partial(_verify_rollouts, path, step, sums.get(path.name), on_rollout))
+    _note_tails(folder, found)
     if folder.result.exists():
         _try(folder, found, folder.result, partial(_verify_result, folder, read))
-    if (folder.adapter / "poimen.json").exists():
+    if folder.adapter.exists():
         _verify_adapter(folder, found)
     return found, read
 
@@ -136,7 +143,51 @@ def _verify_checkpoint(folder: RunFolder, found: Integrity, step: int, read: Met
         file = path / entry.path
         _try(folder, found, file, partial(_verify_file, file, entry))
     if read.offsets:
-        _try(folder, found, folder.metrics, partial(check_offset, folder.metrics, read, step, manifest.metrics_bytes))
+        _try(folder, found, folder.metrics, partial(_verify_log_prefix, folder.metrics, read, manifest))
+    listed = {entry.path for entry in manifest.files} | {"manifest.json"}
+    for file in sorted(path for path in path.rglob("*") if path.is_file()):
+        if str(file.relative_to(path)) not in listed:
+            found.notes.append(f"{_name(folder, file)}: not in the checkpoint's manifest: it is not used")
+
+
+def _verify_log_prefix(path: Path, read: MetricsRead, manifest: CheckpointManifest) -> None:
+    check_offset(path, read, manifest.step, manifest.metrics_bytes)
+    if manifest.metrics_sha256 in (None, prefix_sha256(path, manifest.metrics_bytes)):
+        return
+    raise RunFailed(
+        f"its first {manifest.metrics_bytes} bytes are not those that step {manifest.step}'s checkpoint was saved with"
+    )
+
+
+def _verify_yaml(path: Path) -> None:
+    import yaml
+
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RunFailed(f"damaged: not YAML ({str(error).splitlines()[0]})") from error
+    if not isinstance(tree, dict):
+        raise RunFailed("damaged: expected a mapping")
+
+
+def _trajectory_sums(folder: RunFolder, found: Integrity) -> dict[str, str]:
+    """Hashes of the files of rollouts; one that is listed and gone is damage, one that is not listed is noted."""
+    path = folder.trajectories / SUMS_NAME
+    if not path.exists():
+        return {}
+    sums = _try(folder, found, path, partial(read_sums, folder.trajectories)) or {}
+    there = {file.name for file in folder.trajectory_files()}
+    found.damaged += [Finding(f"trajectories/{name}", "missing") for name in sorted(sums.keys() - there)]
+    found.notes += [
+        f"trajectories/{name}: no hash: the run was killed behind it" for name in sorted(there - sums.keys())
+    ]
+    return sums
+
+
+def _note_tails(folder: RunFolder, found: Integrity) -> None:
+    kept = sorted(path.name for path in folder.recovery_tails.iterdir()) if folder.recovery_tails.is_dir() else []
+    if kept:
+        found.notes.append(f"recovery-tails: {len(kept)} kept of what a resumed run did again: {', '.join(kept)}")
 
 
 def _verify_file(path: Path, entry: ManifestFile) -> None:
@@ -149,7 +200,11 @@ def _verify_file(path: Path, entry: ManifestFile) -> None:
         raise RunFailed(f"got sha256 {digest}, expected {entry.sha256}")
 
 
-def _verify_rollouts(path: Path, step: int, on_rollout: Callable[[Path, RolloutRecord], None] | None) -> None:
+def _verify_rollouts(
+    path: Path, step: int, digest: str | None, on_rollout: Callable[[Path, RolloutRecord], None] | None
+) -> None:
+    if digest is not None and sha256_of(path) != digest:
+        raise RunFailed(f"got sha256 {sha256_of(path)}, expected {digest}")
     for record in read_trajectories(path):
         if record.step != step:
             raise RunFailed(f"{path}: damaged: holds a rollout of step {record.step}")

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,10 @@ class GitState:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Content of ``provenance.json``. What is None did not exist or was not known."""
+    """Content of ``provenance.json``. What is None did not exist or was not known.
+
+    ``identity``: what must be equal in every part of the run: hashes of its data, and the reward that scores.
+    """
 
     versions: Mapping[str, str]
     git: GitState | None
@@ -51,6 +54,7 @@ class Provenance:
     command: tuple[str, ...]
     working_folder: str
     corpus: CorpusFacts | None
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The object as ``provenance.json`` holds it."""
@@ -58,13 +62,19 @@ class Provenance:
 
 
 def collect_provenance(
-    *, seed: int, device: str, corpus: CorpusFacts | None = None, command: Sequence[str] | None = None
+    *,
+    seed: int,
+    device: str,
+    corpus: CorpusFacts | None = None,
+    command: Sequence[str] | None = None,
+    identity: Mapping[str, str] | None = None,
 ) -> Provenance:
     """The provenance of this process.
 
     Args:
         device: as ``describe_device`` says it.
         command: the command line; that of this process if left out.
+        identity: what must be equal in every part of the run.
     """
     return Provenance(
         versions=library_versions(),
@@ -77,6 +87,7 @@ def collect_provenance(
         command=tuple(sys.argv if command is None else command),
         working_folder=str(Path.cwd()),
         corpus=corpus,
+        identity=dict(identity or {}),
     )
 
 

@@ -14,6 +14,7 @@ from poimen_exp.tracking.lock import FolderLock, Holder, live_holder
 from poimen_exp.tracking.metrics_log import TAIL_FOLDER, MetricLine, MetricsLog, read_metrics
 from poimen_exp.tracking.provenance import Provenance
 from poimen_exp.tracking.result import RunResult, read_result, write_result
+from poimen_exp.tracking.sums import drop_sums
 
 Access = Literal["read", "resume", "attach"]
 """``read``: look only. ``resume``: take the lock and go on with the run. ``attach``: write for the process that holds
@@ -150,7 +151,9 @@ class RunFolder:
         tail = log.truncate_to(step, metrics_bytes)
         moved = [] if tail is None else [tail]
         numbered = {**self.trajectory_files(), **_numbered(self.checkpoints, _STEP_FOLDER)}
-        for path in (path for path, number in numbered.items() if number > step):
+        late = [path for path, number in numbered.items() if number > step]
+        drop_sums(self.trajectories, {path.name for path in late})  # first: a kill here leaves files without a hash
+        for path in late:
             self.recovery_tails.mkdir(exist_ok=True)
             moved.append(path.rename(free_name(self.recovery_tails, f"{path.parent.name}-{path.name}")))
         return tuple(moved)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from poimen_exp.errors import RunFailed
 from poimen_exp.tracking.files import write_atomic
+from poimen_exp.tracking.sums import note_sum
 
 SCHEMA = "poimen.rollout/1"
 
@@ -23,7 +25,9 @@ class TurnRecord(msgspec.Struct, frozen=True):
         update, end: the gates; null where the response did not parse, and for the answer turn.
         prompt_tokens: their number; the prompt itself follows from task, chunk and the memory before.
         response_ids, log_probs: one log-prob an id, as sampled.
-        advantage: what the turn's tokens were weighed with, after the mix; null in a validation.
+        advantage: what the turn's tokens were weighed with, after the mix; their mean where they differ; null in a
+            validation.
+        advantages: one a token, where they differ (gae, reinforce_plus_plus).
     """
 
     chunk: int | None
@@ -36,6 +40,7 @@ class TurnRecord(msgspec.Struct, frozen=True):
     text: str
     update_reward: float | None
     advantage: float | None
+    advantages: tuple[float, ...] | None = None
 
 
 class RolloutRecord(msgspec.Struct, frozen=True):
@@ -45,7 +50,11 @@ class RolloutRecord(msgspec.Struct, frozen=True):
         policy_version: number of training steps behind the policy that sampled it.
         group: place of its prompt in the batch; ``sample`` numbers the rollouts of that prompt.
         rewards: ``total`` and the parts that could be measured.
-        failed: why the rollout was not finished; null where it was.
+        failed: why the rollout was not finished or not scored; null where it was.
+        seed: of the random stream that sampled the rollouts of this step, this one among them.
+        update: ``fresh``: learnt from in one optimizer step, by the policy that sampled it; ``replay``: in several
+            steps, the later ones by a policy that had moved; null in a validation.
+        reward_inputs: SHA-256 of what the reward provider was told; null for the gates.
     """
 
     step: int
@@ -58,11 +67,14 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     exit_index: int | None
     rewards: Mapping[str, float]
     failed: str | None = None
+    seed: int | None = None
+    update: Literal["fresh", "replay"] | None = None
+    reward_inputs: str | None = None
     schema: str = SCHEMA
 
 
 def write_trajectories(path: Path, records: Iterable[RolloutRecord]) -> None:
-    """Writes the rollouts of a step; the file appears whole or not at all.
+    """Writes the rollouts of a step; the file appears whole or not at all, then its hash in ``SHA256SUMS`` beside it.
 
     Raises:
         RunFailed: a reward, advantage or log-prob that is not finite, or not one log-prob an id; the message names
@@ -75,6 +87,7 @@ def write_trajectories(path: Path, records: Iterable[RolloutRecord]) -> None:
         buffer += encoder.encode(record)
         buffer += b"\n"
     write_atomic(path, bytes(buffer))
+    note_sum(path)
 
 
 def read_trajectories(path: Path) -> Iterator[RolloutRecord]:
@@ -103,7 +116,7 @@ def _check(record: RolloutRecord) -> None:
             raise RunFailed(f"reward/{name} of {where}: got {value}, expected a finite number")
     for turn in record.turns:
         place = "the answer" if turn.chunk is None else f"chunk {turn.chunk}"
-        numbers = (turn.update_reward or 0.0, turn.advantage or 0.0, sum(turn.log_probs))
+        numbers = (turn.update_reward or 0.0, turn.advantage or 0.0, sum(turn.log_probs), sum(turn.advantages or ()))
         if not all(map(math.isfinite, numbers)):
             raise RunFailed(f"update reward, advantage or log-prob at {place} of {where}: not finite")
         if len(turn.response_ids) != len(turn.log_probs):

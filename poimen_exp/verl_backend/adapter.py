@@ -9,6 +9,7 @@ from poimen_exp.adapters.manifest import AdapterInfo, Dtype
 from poimen_exp.solo.checkpoint import Progress
 from poimen_exp.tracking.metrics_log import by_step, read_metrics
 from poimen_exp.tracking.run_folder import RunFolder
+from poimen_exp.tracking.tracker import say_on_stderr
 from poimen_exp.verl_backend.export import export_checkpoint
 from poimen_exp.verl_backend.reader import Reader
 from poimen_exp.verl_backend.settings import VerlSettings
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def export_best(cfg: DictConfig, settings: VerlSettings, reader: Reader, progress: Progress, folder: RunFolder) -> Path:
-    """Exports the best step (the last one where nothing was validated) to ``adapter/``."""
-    step = progress.step if progress.best_step is None else progress.best_step
+    """Exports the weights of ``adapter_step`` to ``adapter/``."""
+    step = progress.adapter_step(cfg.actor_rollout_ref.model.lora_adapter_path is None)
+    if progress.best_step == 0 and step > 0:
+        say_on_stderr(f"no validation was better than the base model's (step 0): adapter/ is that of step {step}")
     line = by_step(read_metrics(folder.metrics).lines).get(step)
     gates, corpus = settings.reader.gates, reader.corpus
     info = AdapterInfo(

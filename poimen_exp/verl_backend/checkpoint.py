@@ -9,7 +9,7 @@ from pathlib import Path
 
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.solo.checkpoint import MANIFEST, SCHEMA, Progress
-from poimen_exp.tracking.files import sha256_of, write_json
+from poimen_exp.tracking.files import prefix_sha256, sha256_of, write_json
 from poimen_exp.tracking.run_folder import RunFolder
 
 PROGRESS = "progress.json"
@@ -37,7 +37,13 @@ def complete(target: Path, progress: Progress, identity: Mapping[str, str], metr
         for path in sorted(target.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     ]
-    manifest = {"schema": SCHEMA, "step": progress.step, "metrics_bytes": metrics_bytes, "files": files}
+    manifest = {
+        "schema": SCHEMA,
+        "step": progress.step,
+        "metrics_bytes": metrics_bytes,
+        "metrics_sha256": prefix_sha256(target.parents[1] / "metrics.jsonl", metrics_bytes),
+        "files": files,
+    }
     write_json(target / MANIFEST, manifest)
 
 

@@ -16,19 +16,24 @@ from poimen_exp.solo.loop import collapse_alarm
 from poimen_exp.tracking.result import OBJECTIVE
 from poimen_exp.verl_backend.settings import VerlSettings
 
-ROW_NAMES = ("training/num_turns/",)
+_PER_ROW = ("training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "log_ppl_", "ppl_ratio", "chi2_seq")
+LEFT_OUT = (
+    "training/num_turns/",
+    "timing_per_token_ms/",
+    *(f"rollout_corr/{name}" for name in _PER_ROW),
+)
+"""verl's means over rows, padding rows among them: a long reading would count once a turn, and padding as a zero."""
 VERL_NAMES = (
     "actor/",
     "global_seqlen/",
     "perf/",
     "prompt_length/",
     "rollout_corr/",
-    "timing_per_token_ms/",
     "timing_s/",
     "training/",
 )
-"""verl's metrics that are kept. Its rewards, returns and response lengths are means over rows: a long reading would
-count once a turn (so do those of ``ROW_NAMES``); ours stand under ``train/`` and ``val/``."""
+"""verl's metrics that are kept, but for ``LEFT_OUT``. Its rewards, returns and response lengths are means over rows;
+ours stand under ``train/`` and ``val/``."""
 
 _SKIPS_IN_A_ROW = 3
 _SKIPPED_SHARE = 0.1
@@ -65,7 +70,7 @@ class Monitor:
         self.progress = progress
         self.report = StepReport()
         self._watch: Means | None = None
-        self._sampled = 0
+        self._sampled = self._tokens = 0
 
     def rolled_out(
         self, scored: Sequence[ScoredTrajectory], rows: GateRows, advantages: Advantages, attempted: int
@@ -83,7 +88,9 @@ class Monitor:
                 f"{limit}; the agent-loop workers' log has the first error (Error in _run_prompt)"
             )
         self._watch = collapse_watch(scored)
-        self._sampled = sum(len(turn.generation.ids) for item in scored for turn in item.trajectory.turns)
+        turns = [turn for item in scored for turn in item.trajectory.turns]
+        self._sampled = sum(len(turn.generation.ids) for turn in turns)
+        self._tokens = self._sampled + sum(len(turn.prompt.ids) for turn in turns)
         self.report.take(gate_metrics(scored), "train/")
         self.report.take(advantage_metrics(scored, rows, advantages), "train/")
         self.report.count("train/rollout/failed", failed, attempted)
@@ -134,7 +141,7 @@ class Monitor:
         """
         report, self.report = self.report, StepReport()
         for name, value in verls.items():
-            kept = name.startswith(VERL_NAMES) and not name.startswith(ROW_NAMES) and name not in report.metrics
+            kept = name.startswith(VERL_NAMES) and not name.startswith(LEFT_OUT) and name not in report.metrics
             if kept and math.isfinite(float(value)):
                 report.metrics[name] = float(value)
         self._add_speed(report)
@@ -145,15 +152,17 @@ class Monitor:
         return report
 
     def _add_speed(self, report: StepReport) -> None:
-        """Tokens a second of the two long phases, under solo's names."""
-        seconds = {name: report.metrics.get(f"timing_s/{name}", 0.0) for name in ("gen", "update_actor")}
-        if seconds["gen"] and self._sampled:
-            report.metrics["perf/rollout_tokens_per_s"] = self._sampled / seconds["gen"]
-        if seconds["update_actor"] and "perf/total_num_tokens" in report.metrics:
-            report.metrics["perf/update_tokens_per_s"] = (
-                report.metrics["perf/total_num_tokens"] / seconds["update_actor"]
-            )
-        self._sampled = 0
+        """Tokens of the step and a second, as solo counts them: verl's numbers have padding rows in them."""
+        metrics, padded = report.metrics, report.metrics.get("perf/total_num_tokens")
+        if padded and self._tokens:
+            metrics["perf/total_num_tokens"] = float(self._tokens)
+            if "perf/throughput" in metrics:
+                metrics["perf/throughput"] *= self._tokens / padded
+        for phase, name, tokens in (("gen", "rollout", self._sampled), ("update_actor", "update", self._tokens)):
+            seconds = metrics.get(f"timing_s/{phase}", 0.0)
+            if seconds and tokens:
+                metrics[f"perf/{name}_tokens_per_s"] = tokens / seconds
+        self._sampled = self._tokens = 0
 
     def check(self) -> None:
         """Applies the rules to the step that was closed last.

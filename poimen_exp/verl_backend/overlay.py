@@ -48,6 +48,7 @@ def _seams(checkpoints: Path, tasks: dict[str, int], resume: ResumePoint | None)
         "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(AGENT_LOOPS),
         "actor_rollout_ref.rollout.agent.default_agent_loop": "poimen_gates",
         "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "reward.num_workers": 0,  # the agent loop scores; each of verl's 8 would import verl and wait for nothing
         "trainer.v1.sampler.custom_sampler.path": "pkg://poimen_exp.verl_backend.replay",
         "trainer.v1.sampler.custom_sampler.name": "GateReplayBuffer",
         "trainer.logger": [],  # the tracker reports

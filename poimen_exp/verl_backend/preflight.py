@@ -17,13 +17,19 @@ _ROLLOUTS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
 """Rollout name to the module it needs."""
 
 
-def preflight(cfg: DictConfig) -> None:
-    """Checks a composed configuration against this machine.
+def preflight(cfg: DictConfig, machine: bool = True) -> None:
+    """Checks a composed configuration, and this machine against it.
+
+    Args:
+        machine: False where the run is for another machine: packages, GPUs and Ray are not looked at.
 
     Raises:
         Refused: all findings at once, one a line: key, what it is, what was expected, what to do.
     """
-    found = [*_configuration(cfg), *_installation(cfg), *_model(cfg), *_machine(cfg)]
+    found = [*_configuration(cfg), *_model(cfg)]
+    if machine:
+        found += [*_installation(cfg), *_machine(cfg)]
+    found = found or [*_adapter(cfg)]  # builds the model's architecture: a second of work
     if found:
         raise Refused("\n".join(found))
 
@@ -82,6 +88,22 @@ def _configuration(cfg: DictConfig) -> Iterator[str]:
             yield f"{key}: got {got}, expected {' or '.join(map(str, allowed))} under backend=verl: {why}"
     yield from _lora(cfg)
     yield from _batches(cfg)
+    yield from _sampling(cfg)
+
+
+def _sampling(cfg: DictConfig) -> Iterator[str]:
+    rollout = cfg.actor_rollout_ref.rollout
+    if rollout.temperature <= 0:
+        yield (
+            f"actor_rollout_ref.rollout.temperature: got {rollout.temperature}, expected above 0: the rollouts of a "
+            "group must differ, and log-probs are taken at it"
+        )
+    if not rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature > 0:
+        yield (
+            f"actor_rollout_ref.rollout.val_kwargs.do_sample: got False at temperature {rollout.val_kwargs.temperature}"
+            ", expected True: verl's V1 trainer samples by temperature alone; for greedy validation set "
+            "val_kwargs.temperature=0"
+        )
 
 
 def _lora(cfg: DictConfig) -> Iterator[str]:
@@ -148,16 +170,36 @@ def _installation(cfg: DictConfig) -> Iterator[str]:
 
 def _model(cfg: DictConfig) -> Iterator[str]:
     folder = Path(cfg.actor_rollout_ref.model.path)
-    if not (folder / "config.json").is_file():
-        yield (
-            f"actor_rollout_ref.model.path: {folder} holds no config.json; expected a model folder on this machine "
-            "(and under the same path on every node)"
-        )
-    adapter = cfg.actor_rollout_ref.model.lora_adapter_path
-    if adapter is not None and not (Path(adapter) / "adapter_config.json").is_file():
-        yield (
-            f"actor_rollout_ref.model.lora_adapter_path: {adapter} holds no adapter_config.json; expected a PEFT folder"
-        )
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            yield (
+                f"actor_rollout_ref.model.path: {folder} holds no {name}; expected a model folder on this machine "
+                "(and under the same path on every node)"
+            )
+            return
+
+
+def _adapter(cfg: DictConfig) -> Iterator[str]:
+    """What could be trained but not served, and an adapter to start from that does not fit the model."""
+    from poimen_exp.adapters.lora_config import read_adapter_config
+    from poimen_exp.adapters.preflight import check_before_training
+
+    model = cfg.actor_rollout_ref.model
+    start = None if model.lora_adapter_path is None else Path(model.lora_adapter_path)
+    targets = model.target_modules if isinstance(model.target_modules, str) else list(model.target_modules)
+    try:
+        check_before_training(Path(model.path), model.lora_rank, model.lora_alpha, targets, start)
+    except Refused as error:
+        yield str(error) if start is None else f"actor_rollout_ref.model.lora_adapter_path: {error}"
+        return
+    if start is not None:
+        config = read_adapter_config(start)
+        for key, got in (("lora_rank", config["r"]), ("lora_alpha", config["lora_alpha"])):
+            if got != model[key]:
+                yield (
+                    f"actor_rollout_ref.model.{key}: got {model[key]}, expected {got}, that of the adapter which the "
+                    f"run starts from ({start})"
+                )
 
 
 def _machine(cfg: DictConfig) -> Iterator[str]:

@@ -11,24 +11,23 @@ from poimen_exp.errors import RunFailed
 from poimen_exp.verl_backend.records import FIELD, Batch, assemble, last_keys
 from poimen_exp.verl_backend.watch import Liveness
 
-_LAST_LOOK_S = 15.0
-"""A run that fails anyway waits this long for its workers' answers, to name a dead one."""
+_POLL_S = 0.2
+"""verl looks every 2 s whether the rollouts are back: of a small model's step that was a half."""
 
 
 class GateReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Hands on verl's batch; ``batches`` holds the trajectories of those taken since it was last emptied."""
 
     def __init__(self, **verls: Any) -> None:
-        super().__init__(**verls)
+        super().__init__(**{"poll_interval": _POLL_S, **verls})
         self.batches: list[Batch] = []
-        self.liveness = Liveness({})
+        self.liveness = Liveness()
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """verl's; validation reads and clears its rows right after, so their records are fetched here."""
         try:
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
         except RuntimeError as error:  # verl's word for a step without one finished rollout
-            self.liveness.check(wait_s=_LAST_LOOK_S)
             raise RunFailed(
                 f"step {global_steps}: every rollout failed; the agent-loop workers' log has the first error (Error in "
                 "_run_prompt)"

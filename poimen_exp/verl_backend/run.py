@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poimen_exp.adapters.hashing import base_model_sha256
-from poimen_exp.errors import RunFailed
 from poimen_exp.solo.checkpoint import Progress
 from poimen_exp.tracking.result import RunResult, Status
 from poimen_exp.tracking.run_folder import RunFolder
@@ -18,7 +18,7 @@ from poimen_exp.verl_backend.overlay import verl_config
 from poimen_exp.verl_backend.preflight import check_tasks, preflight, validate
 from poimen_exp.verl_backend.reader import Reader, open_reader
 from poimen_exp.verl_backend.settings import VerlSettings, settings_of
-from poimen_exp.verl_backend.watch import PhaseClock
+from poimen_exp.verl_backend.watch import Liveness, PhaseClock, naming_the_dead
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,11 +37,10 @@ def run_verl(cfg: DictConfig, folder: RunFolder, tracker: Tracker) -> RunResult:
     reader = open_reader(settings.reader)
     tasks = {"train": len(reader.corpus.split("train")), "val": len(reader.corpus.split("val"))}
     check_tasks(cfg, tasks)
-    identity = {
-        "corpus": reader.corpus.sha256,
-        "base_model": base_model_sha256(settings.reader.model_path),
-    }
+    identity = run_identity(cfg, reader)
     resume = newest(folder, identity)
+    if resume is not None:
+        say_on_stderr(f"going on from {resume.path}")
     config = verl_config(cfg, folder.checkpoints, tasks, resume)
     validate(config)
     tracker.rewind(*((resume.progress.step, resume.metrics_bytes) if resume else (0, 0)))
@@ -49,6 +48,18 @@ def run_verl(cfg: DictConfig, folder: RunFolder, tracker: Tracker) -> RunResult:
     if not _done(cfg, monitor):
         _train(cfg, config, settings, monitor, tracker, identity)
     return _result(cfg, settings, reader, monitor, folder)
+
+
+def run_identity(cfg: DictConfig, reader: Reader) -> dict[str, str]:
+    """What must not change between the parts of one run, as in solo."""
+    model = cfg.actor_rollout_ref.model
+    return {
+        "corpus": reader.corpus.sha256,
+        "model": base_model_sha256(Path(model.path)),
+        "seed": str(cfg.seed),
+        "alpha": repr(float(cfg.alpha)),
+        "lora": f"rank {model.lora_rank}, alpha {model.lora_alpha}",
+    }
 
 
 def _monitor(cfg: DictConfig, settings: VerlSettings, resume: ResumePoint | None) -> Monitor:
@@ -69,28 +80,23 @@ def _train(
     tracker: Tracker,
     identity: dict[str, str],
 ) -> None:
-    import ray
     from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 
     from poimen_exp.verl_backend.trainer import GateTrainer, RunParts
 
-    clock = PhaseClock(settings.stall_timeout_s)
-    try:
-        with clock.running(), ray_for(config):
-            keep = cfg.trainer.max_actor_ckpt_to_keep
-            parts = RunParts(settings, monitor, tracker, clock, identity, cfg.trainer.save_freq, keep, say_on_stderr)
-            trainer = GateTrainer(config, parts)
-            trainer.init()
-            manager = AgentLoopManagerTQ.create(
-                config=config,
-                llm_client=trainer.get_llm_client(),
-                teacher_client=trainer.get_teacher_client(),
-                reward_loop_worker_handles=trainer.get_reward_handles(),
-            )
-            trainer.fit(manager)
-    except ray.exceptions.RayError as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise RunFailed(f"verl: a worker failed: {type(error).__name__}: {lines[-1] if lines else ''}") from error
+    clock, liveness = PhaseClock(settings.stall_timeout_s), Liveness()
+    with clock.running(), ray_for(config), naming_the_dead(liveness, clock):
+        keep, save_freq = cfg.trainer.max_actor_ckpt_to_keep, cfg.trainer.save_freq
+        parts = RunParts(settings, monitor, tracker, clock, liveness, identity, save_freq, keep, say_on_stderr)
+        trainer = GateTrainer(config, parts)
+        trainer.init()
+        manager = AgentLoopManagerTQ.create(
+            config=config,
+            llm_client=trainer.get_llm_client(),
+            teacher_client=trainer.get_teacher_client(),
+            reward_loop_worker_handles=trainer.get_reward_handles(),
+        )
+        trainer.fit(manager)
 
 
 def _result(cfg: DictConfig, settings: VerlSettings, reader: Reader, monitor: Monitor, folder: RunFolder) -> RunResult:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from poimen_exp.gates.scoring import TurnBaseline
 from poimen_exp.gates.types import Sampling
-from poimen_exp.solo.settings import CorpusSettings, GateSettings
+from poimen_exp.solo.settings import CorpusSettings, GateSettings, LossSettings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -85,6 +85,22 @@ def gate_settings(cfg: DictConfig) -> GateSettings:
         warm_start_steps=gates.warm_start.steps,
         warm_start_lr=gates.warm_start.lr,
         warm_start_batch=gates.warm_start.batch,
+    )
+
+
+def loss_settings(cfg: DictConfig) -> LossSettings:
+    """verl's actor loss as solo has it: what the gate check takes its optimizer step with."""
+    actor = cfg.actor_rollout_ref.actor
+    return LossSettings(
+        clip_ratio=actor.clip_ratio,
+        clip_ratio_low=actor.clip_ratio_low,
+        clip_ratio_high=actor.clip_ratio_high,
+        clip_ratio_c=actor.clip_ratio_c,
+        loss_agg_mode=actor.loss_agg_mode,
+        entropy_coeff=actor.entropy_coeff,
+        use_kl_loss=actor.use_kl_loss,
+        kl_loss_coef=actor.kl_loss_coef,
+        kl_loss_type=actor.kl_loss_type,
     )
 
 

@@ -5,6 +5,7 @@ Everything else is verl's: placement, FSDP2, vLLM, log-probs, loss, optimizer, c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class RunParts:
     monitor: Monitor
     tracker: Tracker
     clock: PhaseClock
+    liveness: Liveness
     identity: Mapping[str, str]
     save_freq: int
     keep: int | None
@@ -70,6 +72,7 @@ class GateTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._row_advantages: list[float] = []
         self._rows_per_mini_batch = 0
         super().__init__(config)
+        self.replay_buffer.liveness = parts.liveness
         core_algos.ADV_ESTIMATOR_REGISTRY[ESTIMATOR] = self._estimate
 
     @property
@@ -90,7 +93,7 @@ class GateTrainer(PPOTrainerSync):  # type: ignore[misc]
         super()._setup()
         workers = {f"actor worker {rank}": actor for rank, actor in enumerate(self.actor_rollout_wg.workers)}
         servers = {f"server {place}": actor for place, actor in enumerate(self.llm_server_manager.server_handles)}
-        self._actors = {**workers, **servers}
+        self._parts.liveness.watch({**workers, **servers})
 
     def _load_checkpoint(self) -> None:
         self._parts.clock.enter("load the checkpoint")
@@ -112,7 +115,7 @@ class GateTrainer(PPOTrainerSync):  # type: ignore[misc]
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; agent-loop workers are watched too."""
         loops = {f"agent loop {place}": it for place, it in enumerate(agent_loop_manager.agent_loop_workers)}
-        self.replay_buffer.liveness = Liveness({**self._actors, **loops})
+        self._parts.liveness.watch(loops)
         super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:
@@ -218,7 +221,9 @@ class GateTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _validate(self) -> dict[str, Any]:
         """verl's run over the validation split; its own means (last rows only) give way to the gates' metrics."""
         self.replay_buffer.batches.clear()
+        begun = time.perf_counter()
         super()._validate()
+        self._parts.monitor.report.metrics["timing_s/testing"] = time.perf_counter() - begun
         scored: list[ScoredTrajectory] = []
         for rolled in self.replay_buffer.batches:
             scored.extend(rolled.scored)

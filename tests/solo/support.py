@@ -14,6 +14,7 @@ from poimen_exp.gates.check_step import plain_loss
 from poimen_exp.gates.metrics import Means
 from poimen_exp.gates.types import Prompt
 from poimen_exp.solo.policy import Policy
+from poimen_exp.solo.ragged import spread
 from poimen_exp.solo.rows import Row
 from poimen_exp.solo.settings import LossSettings, ModelSettings, OptimSettings, StepSettings
 from poimen_exp.solo.task import RolloutBatch
@@ -84,7 +85,7 @@ def batch(rows: Sequence[Row], advantages: Sequence[float], group: Sequence[int]
     return RolloutBatch(
         rows=tuple(rows),
         names=tuple(f"row {place}" for place in range(len(rows))),
-        advantages=torch.tensor(list(advantages)),
+        advantages=spread(torch.tensor(list(advantages)), rows),
         group=torch.tensor(list(group)),
         metrics=Means(),
         watch=Means(),

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from poimen_exp.gates.check_script import answer_text, byte_protocol, turn_text
 from poimen_exp.gates.reading import read
 from poimen_exp.gates.types import ExitTarget, FailedRollout, Generation, ReadingTask, Sampling, Trajectory
-from poimen_exp.solo.drive import ask, drive
+from poimen_exp.solo.drive import Answer, ask, drive
 from poimen_exp.solo.engine import Request
 
 SAMPLING = Sampling(1.0, 1.0, -1, 8)
 
 
 class Answers:
-    """Gives every live reading the next response of its script; an exception in a script is handed on."""
+    """Gives every reading that asks the next response of its script; an exception in a script is handed on."""
 
     def __init__(self, scripts: Sequence[Sequence[str | Exception]]) -> None:
         self._left = [list(script) for script in scripts]
         self.rounds: list[int] = []
-        self._live = list(range(len(scripts)))
 
-    def __call__(self, requests: Sequence[Request]) -> list[Generation | Exception]:
-        self.rounds.append(len(requests))
-        live = [place for place in self._live if self._left[place]]
-        assert len(live) == len(requests)
-        out: list[Generation | Exception] = []
-        for place in live:
-            text = self._left[place].pop(0)
-            if isinstance(text, Exception):
-                self._left[place].clear()
-                out.append(text)
-            else:
-                out.append(Generation(tuple(text.encode()), (0.0,) * len(text), False))
-        return out
+    def __call__(self, requests: Mapping[int, Request], answer: Answer) -> None:
+        asking = list(requests)
+        while asking:
+            self.rounds.append(len(asking))
+            asking = [place for place in asking if answer(place, self._next(place)) is not None]
+
+    def _next(self, place: int) -> Generation | Exception:
+        text = self._left[place].pop(0)
+        if isinstance(text, Exception):
+            return text
+        return Generation(tuple(text.encode()), (0.0,) * len(text), False)
 
 
 def run(scripts: Sequence[Sequence[str | Exception]]) -> tuple[list[Trajectory | FailedRollout], Answers]:

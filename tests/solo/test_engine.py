@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,10 @@ import pytest
 import torch
 
 from poimen_exp.gates.types import Generation, Prompt, Sampling
-from poimen_exp.solo.engine import Request, TransformersEngine, draw
+from poimen_exp.solo import engine as engine_module
+from poimen_exp.solo.decode import Decoder
+from poimen_exp.solo.engine import Request, TransformersEngine
+from poimen_exp.solo.sampling import draw
 from poimen_exp.solo.seeds import stream
 
 from .support import PAD, plain_log_probs, row
@@ -86,21 +91,113 @@ def test_finished_rows_leave_and_the_others_go_on(tiny_model: Any) -> None:
 
 
 def test_finished_rows_are_forwarded_no_more(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from poimen_exp.solo import engine
-
-    widths = []
-    plain = engine.extend
-
-    def counted(model: Any, ids: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
-        widths.append(ids.shape[0])
-        return plain(model, ids, *rest, **more)
-
-    monkeypatch.setattr(engine, "extend", counted)
+    widths = step_sizes(monkeypatch)
     free = [greedy_alone(tiny_model, prompt) for prompt in PROMPTS]
-    generate(tiny_model, PROMPTS, GREEDY, stop=(free[0][0], free[4][0]))
-    assert widths[0] == 5
-    assert widths[-1] < 5
+    assert free[0][0] != free[4][1]
+    generate(tiny_model, PROMPTS, GREEDY, stop=(free[0][0], free[4][1]))
     assert widths == sorted(widths, reverse=True)
+    assert widths[0] <= 3  # the two rows of the first prompt ended with their first id
+    assert widths[-1] < widths[0] or len(widths) == 1
+
+
+def step_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every decoding step from here on, in a list that grows."""
+    widths: list[int] = []
+    plain = Decoder._one_step
+
+    def counted(self: Decoder, rows: int, columns: int) -> torch.Tensor:
+        widths.append(rows)
+        return plain(self, rows, columns)
+
+    monkeypatch.setattr(Decoder, "_one_step", counted)
+    return widths
+
+
+def test_waiting_prompts_take_the_slots_of_finished_rows(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots, five prompts of unequal responses: a slot stands empty for a step where a first id ends a row, and
+    at the end."""
+    widths = step_sizes(monkeypatch)
+    free = [greedy_alone(tiny_model, prompt) for prompt in PROMPTS]
+    stop = tuple({ids[place] for ids, place in zip(free, (3, 1, 4, 3, 7), strict=True)} | {STOP})
+    expected = [greedy_alone(tiny_model, prompt, stop) for prompt in PROMPTS]
+    assert [item.ids for item in generate(tiny_model, PROMPTS, GREEDY, stop, max_rows=2)] == expected
+    # Of each response the first id comes with the prompt, the others with a step each.
+    assert sum(widths) == sum(len(ids) - 1 for ids in expected)
+    assert widths.count(2) > widths.count(1)
+
+
+def test_whoever_is_answered_may_ask_again_at_once(tiny_model: Any) -> None:
+    """Three conversations of three turns, each turn's prompt holding what was written before; one slot short."""
+    turns: dict[int, list[Generation]] = {0: [], 1: [], 2: []}
+
+    def prompt_of(key: int) -> Prompt:
+        said = sum((item.ids for item in turns[key]), ())
+        return Prompt((*PROMPTS[key].ids, *said, 30 + key), PROMPTS[key].shared)
+
+    def follow(key: int, generation: Generation) -> Request | None:
+        turns[key].append(generation)
+        return Request(prompt_of(key), GREEDY) if len(turns[key]) < 3 else None
+
+    engine = TransformersEngine(tiny_model, (STOP,), PAD, max_rows=2)
+    engine.serve({key: Request(prompt_of(key), GREEDY) for key in turns}, follow, stream(0, "a"))
+    for key, found in turns.items():
+        assert len(found) == 3
+        turns[key] = []
+        for item in found:
+            assert item.ids == greedy_alone(tiny_model, prompt_of(key)), key
+            turns[key].append(item)
+
+
+def test_a_prefix_is_read_once_however_late_its_rollouts_come(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    plain = engine_module.prefill
+
+    def counted(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        read.append(int(mask.sum()))
+        return plain(model, ids, mask)
+
+    monkeypatch.setattr(engine_module, "prefill", counted)
+    generate(tiny_model, PROMPTS, GREEDY, max_rows=1)
+    # Distinct prefixes: four ids (three prompts), two ids (one); the last prompt shares nothing.
+    assert sum(read) == 6
+
+
+def test_a_longer_prompt_later_gets_its_room(tiny_model: Any) -> None:
+    engine = TransformersEngine(tiny_model, (STOP,), PAD, 64)
+    long = Prompt(tuple(range(10, 200)), 100)
+    for prompt in (PROMPTS[1], long, PROMPTS[1]):
+        (item,) = engine.generate([Request(prompt, GREEDY)], stream(0, "a"))
+        assert item.ids == greedy_alone(tiny_model, prompt)
+    got: dict[int, tuple[int, ...]] = {}
+
+    def follow(key: int, generation: Generation) -> Request | None:
+        if key in got:
+            assert generation.ids == greedy_alone(tiny_model, long)
+            return None
+        got[key] = generation.ids
+        return Request(long, GREEDY)
+
+    small = TransformersEngine(tiny_model, (STOP,), PAD, 64)
+    small.serve({0: Request(PROMPTS[0], GREEDY), 1: Request(PROMPTS[1], GREEDY)}, follow, stream(0, "a"))
+    assert got == {key: greedy_alone(tiny_model, PROMPTS[key]) for key in (0, 1)}
+
+
+def test_prompts_beyond_the_prefill_budget_are_read_in_parts(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [item.ids for item in generate(tiny_model, PROMPTS, GREEDY)]
+    monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 3)
+    monkeypatch.setattr(engine_module, "_KEPT_PREFIX_TOKENS", 1)
+    assert [item.ids for item in generate(tiny_model, PROMPTS, GREEDY)] == expected
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_gives_what_the_step_gives(tiny_model: Any, require: Callable[[str, str | None], None]) -> None:
+    require("gpu", None if torch.cuda.is_available() else "torch sees none")
+    expected = [greedy_alone(tiny_model, prompt) for prompt in PROMPTS * 6]
+    device = torch.device("cuda")
+    engine = TransformersEngine(copy.deepcopy(tiny_model).to(device), (STOP,), PAD, 8)
+    for _ in range(2):  # the second time nothing is left to record
+        got = engine.generate([Request(prompt, GREEDY) for prompt in PROMPTS * 6], stream(0, "a", device=device))
+        assert [item.ids for item in got] == expected
 
 
 def test_a_length_limit_clips(tiny_model: Any) -> None:

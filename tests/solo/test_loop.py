@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +13,13 @@ import torch
 from poimen_exp.config.compose import compose_config
 from poimen_exp.errors import RunFailed
 from poimen_exp.gates.metrics import Means
+from poimen_exp.gates.types import Generation
 from poimen_exp.solo.checkpoint import Progress
+from poimen_exp.solo.engine import Follow, Request
 from poimen_exp.solo.loop import Loop, collapse_alarm
 from poimen_exp.solo.plan import compile_settings
 from poimen_exp.solo.settings import SoloSettings, TrainerSettings
-from poimen_exp.solo.task import RolloutBatch, Validation
+from poimen_exp.solo.task import Measured, Needs, RolloutBatch, Validation
 from poimen_exp.solo.update import Updater
 from poimen_exp.tracking.metrics_log import read_metrics
 from poimen_exp.tracking.run_folder import RunFolder
@@ -50,10 +52,36 @@ class ToldTask:
         metrics = means(reward__total=[1.0, 0.0])
         return replace(made, metrics=metrics, watch=self.watch, attempted=10, failed=self.failed)
 
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def weigh(self, batch: RolloutBatch, measured: Measured) -> RolloutBatch:  # noqa: ARG002
+        return batch
+
     def validate(self, step: int) -> Validation:  # noqa: ARG002
         value = self.val[min(self.validations, len(self.val) - 1)]
         self.validations += 1
         return Validation(means(reward__total=[value]), 1, 0, ())
+
+
+@dataclass
+class ToldEngine:
+    """Notes when it is told to sleep and to take new weights; the task samples without it."""
+
+    told: list[str] = field(default_factory=list)
+
+    def generate(self, requests: Sequence[Request], generator: torch.Generator) -> list[Generation]:
+        raise NotImplementedError
+
+    def serve(self, requests: Mapping[int, Request], follow: Follow, generator: torch.Generator) -> None:
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        self.told.append("sync")
+
+    def sleep(self) -> None:
+        self.told.append("sleep")
 
 
 MakeLoop = Callable[..., tuple[Loop, list[str]]]
@@ -90,7 +118,8 @@ def _loop(task: ToldTask, tiny_folder: Path, tracker: Tracker, **trainer: object
     made = policy(tiny_folder)
     updater = Updater(made, made.state(), PAD, TEMPERATURE, LOSS, OPTIM, step)
     said: list[str] = []
-    return Loop(settings, task, made, updater, made.state(), {}, tracker, said.append, Progress()), said
+    state, engine = made.state(), ToldEngine()
+    return Loop(settings, task, made, updater, engine, state, {}, tracker, said.append, Progress()), said
 
 
 def test_a_run_converges_after_patience_validations_without_a_better_one(loop: MakeLoop, tmp_path: Path) -> None:
@@ -107,6 +136,14 @@ def test_a_gain_below_min_delta_is_no_gain(loop: MakeLoop, tmp_path: Path) -> No
     made, _ = loop(task, tmp_path / "r", patience=2, min_delta=0.1)
     assert made.train() == "converged"
     assert (made.progress.step, made.progress.best_step) == (2, 0)
+
+
+def test_the_engine_sleeps_while_others_learn_and_takes_every_update(loop: MakeLoop, tmp_path: Path) -> None:
+    made, _ = loop(ToldTask(), tmp_path / "r", total_training_steps=2, test_freq=2)
+    made.train()
+    assert isinstance(made.engine, ToldEngine)
+    # The validation of the start; then two steps of rollout and update, the second validated.
+    assert made.engine.told == ["sleep", "sleep", "sync", "sleep", "sync", "sleep"]
 
 
 def test_a_run_without_patience_does_every_step(loop: MakeLoop, tmp_path: Path) -> None:

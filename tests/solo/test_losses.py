@@ -33,7 +33,7 @@ def loss_batch(lengths: list[int], advantages: list[float], seed: int = 0) -> Lo
         entropy=some(1.0).abs().requires_grad_(),
         old_log_probs=new.detach() + some(0.4),
         ref_log_probs=new.detach() + some(0.4),
-        advantages=torch.tensor(advantages),
+        advantages=torch.tensor(advantages)[:, None] * mask,
         mask=mask,
     )
 
@@ -51,7 +51,7 @@ def part(batch: LossBatch, rows: slice, width: int) -> LossBatch:
         cut(batch.entropy),
         cut(batch.old_log_probs),
         cut(batch.ref_log_probs),
-        batch.advantages[rows],
+        cut(batch.advantages),
         cut(batch.mask),
     )
 
@@ -83,7 +83,7 @@ def test_ratios_are_clipped_on_the_side_that_the_advantage_pushes() -> None:
     for place, advantage, expected in ((0, 1.0, -1.2), (1, 1.0, -0.367879), (2, -1.0, 2.718282), (3, -1.0, 0.8)):
         one = slice(place, place + 1)
         batch = LossBatch(
-            new[one], torch.zeros(1, 1), old[one], None, torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool)
+            new[one], torch.zeros(1, 1), old[one], None, torch.tensor([[advantage]]), torch.ones(1, 1, dtype=torch.bool)
         )
         loss, metrics = actor_loss(batch, MiniBatchSize(1, 1), LOSS)
         assert loss.item() == pytest.approx(expected, abs=1e-5)
@@ -138,7 +138,7 @@ def verl_loss(batch: LossBatch, size: MiniBatchSize, loss: LossSettings) -> tupl
         "attention_mask": torch.cat([torch.ones(count, 2, dtype=torch.int64), batch.mask.long()], 1),
         "response_mask": batch.mask.long(),
         "old_log_probs": batch.old_log_probs,
-        "advantages": batch.advantages[:, None].expand(count, width).contiguous(),
+        "advantages": batch.advantages,
         "ref_log_prob": batch.ref_log_probs,
     }
     sizes = {"dp_size": 1, "batch_num_tokens": size.tokens, "global_batch_size": size.rows}

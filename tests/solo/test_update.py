@@ -37,7 +37,7 @@ def test_the_gradient_is_that_of_the_advantages_over_all_tokens(tiny_policy: Pol
     tokens = sum(len(item.response) for item in items.rows)
     objective = torch.zeros(())
     for item, advantage in zip(items.rows, items.advantages, strict=True):
-        objective = objective - advantage * plain_log_probs(tiny_policy.model, item).sum() / tokens
+        objective = objective - (advantage * plain_log_probs(tiny_policy.model, item)).sum() / tokens
     names = list(tiny_policy.trainable())
     wanted = torch.autograd.grad(objective, list(tiny_policy.trainable().values()))
     report = updater(tiny_policy).update(items)

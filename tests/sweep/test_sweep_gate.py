@@ -59,3 +59,12 @@ def test_a_sweep_with_a_fault_in_the_core_exits_2_and_leaves_its_report_only(
     [report] = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert report.match("multirun/refused/*/gate_check.json")
     assert json.loads(report.read_text())["passed"] is False
+
+
+def test_a_sweep_whose_trials_never_validate_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--multirun", "+experiment=quickstart", "alpha=0.9,1.0", "trainer.test_freq=-1"]) == 2
+    assert "trainer.test_freq: got -1, expected 1 or more" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

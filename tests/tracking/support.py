@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from poimen_exp.tracking.files import sha256_of
+from poimen_exp.tracking.files import prefix_sha256, sha256_of
 from poimen_exp.tracking.provenance import CorpusFacts, collect_provenance
 from poimen_exp.tracking.result import RunResult
 from poimen_exp.tracking.run_folder import RunFolder
@@ -39,7 +39,7 @@ def make_run(path: Path) -> RunFolder:
     folder = RunFolder.create(path)
     with folder, Tracker(folder, TrackingSettings(wandb="disabled"), {}) as tracker:
         folder.write_resolved("alpha: 0.9\n")
-        folder.write_plan({"verl": "0.9.1", "fields": []})
+        folder.write_plan({"verl": "0.9.1", "fields": [], "estimate": {"memory": {"peak": 5 * 2**29}}})
         folder.write_gate_check({"passed": True})
         tracker.describe(
             collect_provenance(seed=1, device="cpu: test", corpus=CorpusFacts("logs", "ab" * 32, "constructed"))
@@ -64,5 +64,11 @@ def save(folder: RunFolder, step: int, metrics_bytes: int) -> None:
     path.mkdir(parents=True)
     (path / "adapter.safetensors").write_bytes(bytes([step]) * 100)
     file = {"path": "adapter.safetensors", "sha256": sha256_of(path / "adapter.safetensors"), "bytes": 100}
-    manifest = {"schema": "poimen.checkpoint/1", "step": step, "files": [file], "metrics_bytes": metrics_bytes}
+    manifest = {
+        "schema": "poimen.checkpoint/1",
+        "step": step,
+        "files": [file],
+        "metrics_bytes": metrics_bytes,
+        "metrics_sha256": prefix_sha256(folder.metrics, metrics_bytes),
+    }
     (path / "manifest.json").write_text(json.dumps(manifest))

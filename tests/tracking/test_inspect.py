@@ -14,6 +14,9 @@ from poimen_exp import cli
 from poimen_exp.errors import Refused
 from poimen_exp.tracking.inspect import Spread, inspect_run
 from poimen_exp.tracking.lock import FolderLock
+from poimen_exp.tracking.metrics_log import MetricsLog
+from poimen_exp.tracking.run_folder import RunFolder
+from poimen_exp.tracking.sums import drop_sums, note_sum
 
 from .support import make_run, save
 
@@ -32,8 +35,9 @@ def test_a_sound_run_is_reported(
     assert poimen(monkeypatch, "inspect", str(tmp_path / "0"), "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"]
-    # 3 JSON files, the log, 2 x (manifest + file + offset), 2 x 2 files of rollouts, the result
-    assert (report["verified_files"], report["damaged"], report["notes"]) == (15, [], [])
+    # 3 JSON files, the configuration, the log, 2 x (manifest + file + offset), 2 x 2 files of rollouts with their
+    # hashes, the result
+    assert (report["verified_files"], report["damaged"], report["notes"]) == (17, [], [])
     assert (report["status"], report["device"]) == ("completed", "cpu: test")
     assert report["counters"] == {
         "last_step": 2,
@@ -57,7 +61,7 @@ def test_a_sound_run_is_reported(
     assert report["advantages"] == pytest.approx(
         {"n": 8, "mean": 0.125, "std": (0.5625 - 0.125**2) ** 0.5, "min": -1.0, "max": 1.0, "zero_share": 0.25}
     )
-    assert report["memory"]["peak_device_gb"] == 2.0
+    assert (report["memory"]["peak_device_gb"], report["memory"]["predicted_gb"]) == (2.0, 2.5)
     assert report["times"]["phases"]["timing_s/gen"] == {"n": 2, "total_s": 6.0, "mean_s": 3.0}
 
 
@@ -67,7 +71,7 @@ def test_the_text_has_the_same_numbers(
     make_run(tmp_path / "0")
     assert poimen(monkeypatch, "inspect", str(tmp_path / "0")) == 0
     text = capsys.readouterr().out
-    assert "15 files verified, 0 damaged" in text
+    assert "17 files verified, 0 damaged" in text
     assert "val/reward/total: first 0.500 (n 8, step 0), best 1.500 (n 8, step 2), last 1.500 (n 8, step 2)" in text
     assert "response tokens: 20" in text
     assert "base" in text
@@ -85,6 +89,17 @@ def rewrite(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+def resum(path: Path, old: str, new: str) -> None:
+    """Changes a file of rollouts and its hash: only its content is wrong."""
+    rewrite(path, old, new)
+    note_sum(path)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+    note_sum(path)
+
+
 DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("checkpoints/global_step_1/adapter.safetensors", flip, "got sha256"),
     ("checkpoints/global_step_2/adapter.safetensors", Path.unlink, "missing"),
@@ -92,8 +107,15 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
     ("checkpoints/global_step_1/manifest.json", lambda path: rewrite(path, '"step": 1', '"step": 2'), "says step 2"),
     ("checkpoints/global_step_1/manifest.json", lambda path: rewrite(path, "adapter.", "../a."), "leaves the"),
     ("checkpoints/global_step_1/manifest.json", lambda path: path.write_text("{") and None, "damaged"),
-    ("trajectories/step_1.jsonl", lambda path: path.write_bytes(path.read_bytes()[:-1]) and None, "cut short"),
-    ("trajectories/val_2.jsonl", lambda path: rewrite(path, '"step":2', '"step":1'), "holds a rollout of step 1"),
+    ("trajectories/step_1.jsonl", lambda path: cut(path), "cut short"),
+    ("trajectories/step_1.jsonl", lambda path: rewrite(path, "Paris", "Paros"), "got sha256"),
+    ("trajectories/step_2.jsonl", Path.unlink, "missing"),
+    ("trajectories/val_2.jsonl", lambda path: resum(path, '"step":2', '"step":1'), "holds a rollout of step 1"),
+    ("trajectories/SHA256SUMS", lambda path: path.write_text("x") and None, "expected a SHA-256, two spaces"),
+    ("metrics.jsonl", lambda path: rewrite(path, '0.25', '0.75'), "are not those that step 1's checkpoint was saved"),
+    ("resolved.yaml", lambda path: path.write_text("a: [") and None, "damaged: not YAML"),
+    ("resolved.yaml", lambda path: path.write_text("- 1") and None, "expected a mapping"),
+    ("adapter/poimen.json", lambda path: path.parent.mkdir(), "no readable poimen.json"),
     ("metrics.jsonl", lambda path: rewrite(path, '"counts"', '"count"'), "damaged"),
     ("metrics.jsonl", Path.unlink, "missing"),
     ("provenance.json", lambda path: path.write_text("{") and None, "damaged: not JSON"),
@@ -122,6 +144,41 @@ def test_a_damaged_file_is_named_and_nothing_else_is_told(
     assert problem in next(finding["problem"] for finding in report["damaged"] if finding["file"] == name)
     assert "rewards" not in report
     assert name in captured.err
+
+
+def test_a_file_without_a_hash_is_noted_and_told_from_a_changed_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    drop_sums(folder.trajectories, {"step_2.jsonl"})
+    report = inspect_run(tmp_path)
+    assert (report["ok"], report["counters"]["rollouts"]) == (True, 4)
+    assert report["notes"] == ["trajectories/step_2.jsonl: no hash: the run was killed behind it"]
+
+
+def test_a_file_beside_those_of_a_checkpoint_is_noted(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    (folder.checkpoint(2) / "critic.safetensors").write_bytes(b"1")
+    assert inspect_run(tmp_path)["notes"] == [
+        "checkpoints/global_step_2/critic.safetensors: not in the checkpoint's manifest: it is not used"
+    ]
+
+
+def test_what_a_resumed_run_did_again_is_kept_and_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    again = (folder.trajectory_file(2).read_bytes(), folder.metrics.read_bytes().splitlines(keepends=True)[2:])
+    with RunFolder.open(tmp_path, "resume") as opened:
+        log = MetricsLog(opened.metrics)
+        manifest = json.loads((opened.checkpoint(1) / "manifest.json").read_text())
+        opened.rewind(log, 1, manifest["metrics_bytes"])
+        log.close()
+    report = inspect_run(tmp_path)
+    assert (report["ok"], report["counters"]["last_step"], report["counters"]["checkpoints"]) == (True, 1, [1])
+    names = "checkpoints-global_step_2, metrics-from-step-2.jsonl, result.json, trajectories-step_2.jsonl"
+    assert (
+        f"recovery-tails: 5 kept of what a resumed run did again: {names}, trajectories-val_2.jsonl" in report["notes"]
+    )
+    tails = folder.recovery_tails
+    kept = ((tails / "trajectories-step_2.jsonl").read_bytes(), [(tails / "metrics-from-step-2.jsonl").read_bytes()])
+    assert kept == again
 
 
 def test_a_log_that_lost_lines_is_damaged_although_every_line_of_it_is_whole(tmp_path: Path) -> None:

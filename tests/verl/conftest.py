@@ -1,20 +1,69 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from importlib.util import find_spec
 
+import psutil
 import pytest
 from omegaconf import DictConfig
+from verl_runs import POIMEN, RUN, Ended, alive, descendants, finish, lines_of, started, wait_for
 
-from poimen_exp.config.compose import compose_config
+from poimen_exp.config.compose import compose_config, override
 
 Smoke = Callable[..., DictConfig]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def smoke() -> Smoke:
-    """Composes the CPU experiment of the verl backend with overrides."""
+    """The CPU experiment of the verl backend with overrides; composed once."""
+    composed = compose_config(["+experiment=verl_smoke"])
 
     def compose(*overrides: str) -> DictConfig:
-        return compose_config(["+experiment=verl_smoke", *overrides])
+        return override(composed, overrides)
 
     return compose
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Three steps on verl, Ray and all. Never skipped: verl is a dependency, and Ray comes with it."""
+    missing = [name for name in ("verl", "ray", "transfer_queue") if find_spec(name) is None]
+    assert not missing, f"not installed: {', '.join(missing)}; uv sync"
+    path = tmp_path_factory.mktemp("verl") / "run"
+    more = ("tracking.wandb=disabled", f"hydra.run.dir={path}")
+    done = finish(*RUN, "+experiment=verl_smoke", *more, path=path)
+    assert done.code == 0, done.output[-6000:]
+    return done
+
+
+@pytest.fixture(scope="session")
+def killed(trained: Ended) -> Ended:
+    """The run of ``trained`` gone on with for many steps; its sampling server was killed behind step 4's checkpoint."""
+    folder = trained.folder
+    output = folder.path.parent / "output"
+    arguments = ("resume", str(folder.path), "trainer.total_training_steps=200")
+    with started(*POIMEN, *arguments, output=output) as process:
+        wait_for(process, folder.checkpoint(4) / "manifest.json")
+        everyone = descendants(process)
+        server_of(everyone).kill()
+        begun = time.monotonic()
+        code = process.wait(timeout=300)
+        seconds = time.monotonic() - begun
+        left = alive(everyone, wait_s=20)
+    return Ended(folder, code, output.read_text(), lines_of(folder.path), seconds, left)
+
+
+@pytest.fixture(scope="session")
+def finished(killed: Ended) -> Ended:
+    """The killed run brought to its end at the checkpoint it has: nothing is left to train."""
+    path = killed.folder.path
+    done = finish(*POIMEN, "resume", str(path), "trainer.total_training_steps=4", path=path)
+    assert done.code == 0, done.output[-6000:]
+    return done
+
+
+def server_of(processes: list[psutil.Process]) -> psutil.Process:
+    found = [process for process in processes if any("ray::Server" in part for part in process.cmdline())]
+    assert len(found) == 1, [process.cmdline()[:1] for process in processes]
+    return found[0]

@@ -39,6 +39,7 @@ def checkpoint(folder: RunFolder, step: int, *, finished: bool = True) -> Path:
     (target / "actor").mkdir(parents=True)
     (target / "actor" / "model.pt").write_text(f"weights of {step}")
     if finished:
+        (folder.path / "metrics.jsonl").write_bytes(b" " * (100 + step))
         complete(target, Progress(step=step, best_step=1, best_value=0.5), IDENTITY, metrics_bytes=100 + step)
     return target
 
@@ -72,6 +73,13 @@ def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path) -> None:
     checkpoint(folder, 2)
     with pytest.raises(Refused, match=r"was trained with corpus 'c1', this run has 'c2'"):
         newest(folder, {**IDENTITY, "corpus": "c2"})
+
+
+def test_the_adapter_is_that_of_the_best_validation_unless_that_is_the_untouched_start() -> None:
+    assert Progress(step=9, best_step=4).adapter_step(began_fresh=True) == 4
+    assert Progress(step=9, best_step=0).adapter_step(began_fresh=True) == 9  # lora_B is zero at step 0
+    assert Progress(step=9, best_step=0).adapter_step(began_fresh=False) == 0  # the adapter it started from
+    assert Progress(step=9).adapter_step(began_fresh=True) == 9  # nothing was validated
 
 
 def actor_folder(tmp_path: Path, world: int) -> Path:

@@ -126,6 +126,32 @@ def test_a_number_of_verls_that_is_not_finite_is_left_out() -> None:
     assert report.metrics == {"perf/throughput": 3.0}
 
 
+def test_speeds_and_tokens_are_without_padding_rows_and_means_over_rows_are_left_out() -> None:
+    run = monitor()
+    roll(run, batch(), attempted=4)
+    report = run.close_step(
+        1,
+        {
+            "perf/total_num_tokens": 500.0,
+            "perf/throughput": 100.0,
+            "timing_s/gen": 2.0,
+            "timing_s/update_actor": 4.0,
+            "timing_per_token_ms/gen": 1.0,
+            "rollout_corr/kl": 0.5,
+            "rollout_corr/rollout_ppl": 3.0,
+            "training/num_turns/mean": 3.0,
+        },
+    )
+    # Four chunk turns of 4 + 3 tokens and three answers of 2 + 2: 40, of which 4 * 3 + 3 * 2 = 18 were sampled.
+    assert report.metrics["perf/total_num_tokens"] == 40.0
+    assert report.metrics["perf/throughput"] == 8.0  # 100 * 40 / 500
+    assert report.metrics["perf/rollout_tokens_per_s"] == 9.0
+    assert report.metrics["perf/update_tokens_per_s"] == 10.0
+    left = {"timing_per_token_ms/gen", "rollout_corr/rollout_ppl", "training/num_turns/mean"}
+    assert not left & report.metrics.keys()
+    assert report.metrics["rollout_corr/kl"] == 0.5  # a mean over response tokens
+
+
 def test_a_collapse_is_said_or_stops_the_run() -> None:
     # Everything updates and nobody exits: "end" is never written.
     def never_ends() -> list[ScoredTrajectory]:

@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import DictConfig
+from verl_runs import environment
 from verl_samples import scored
 
 from poimen_exp.gates.metrics import Means
 from poimen_exp.gates.scoring import ScoredTrajectory, advantages_of
 from poimen_exp.gates.types import Generation, Prompt
 from poimen_exp.solo.policy import Policy
+from poimen_exp.solo.ragged import spread
 from poimen_exp.solo.rows import Row
 from poimen_exp.solo.settings import LossSettings, ModelSettings, OptimSettings, StepSettings
 from poimen_exp.solo.task import RolloutBatch
 from poimen_exp.solo.update import Updater
+from poimen_exp.verl_backend.export import lora_tensors
 from poimen_exp.verl_backend.layout import lay_out
 from poimen_exp.verl_backend.records import assemble, pack
 
@@ -116,10 +119,11 @@ def solo_side(cfg: DictConfig, policy: Policy, items: list[ScoredTrajectory]) ->
 
     updater._clip = keep  # type: ignore[method-assign]
     flat = [turn for item in items for turn in item.trajectory.turns]
+    turns = tuple(Row(turn.prompt, turn.generation.ids, turn.generation.log_probs) for turn in flat)
     batch = RolloutBatch(
-        rows=tuple(Row(turn.prompt, turn.generation.ids, turn.generation.log_probs) for turn in flat),
+        rows=turns,
         names=tuple(keys),
-        advantages=advantages.mixed,
+        advantages=spread(advantages.mixed, turns),
         group=rows.group,
         metrics=Means(),
         watch=Means(),
@@ -131,7 +135,7 @@ def solo_side(cfg: DictConfig, policy: Policy, items: list[ScoredTrajectory]) ->
     return Side(dict(zip(keys, advantages.mixed.tolist(), strict=True)), taken, dict(report.metrics))
 
 
-def verl_side(policy: Policy, items: list[ScoredTrajectory], folder: Path) -> Side:
+def verl_side(policy: Policy, items: list[ScoredTrajectory], folder: Path, ranks: int) -> Side:
     """As the trainer does it: records through TransferQueue's form, rows in the order of the layout."""
     named = named_rows(items)
     last = {f"uid{item.group}_{item.sample}_{len(item.trajectory.turns) - 1}": pack(item) for item in items}
@@ -140,7 +144,7 @@ def verl_side(policy: Policy, items: list[ScoredTrajectory], folder: Path) -> Si
     by_key = {key: mixed[row] for key, row in batch.row_of.items()}
     keys = list(named)
     lengths = [len(prompt.ids) + len(made.ids) for prompt, made in named.values()]
-    layout = lay_out([key.split("_")[0] for key in keys], lengths, count=2, ranks=1)
+    layout = lay_out([key.split("_")[0] for key in keys], lengths, count=2, ranks=ranks)
     ordered: list[dict[str, torch.Tensor]] = []
     values: list[float] = []
     for place in layout.order:
@@ -148,8 +152,10 @@ def verl_side(policy: Policy, items: list[ScoredTrajectory], folder: Path) -> Si
         prompt, made = named[keys[place]] if real else (Prompt((1,) * 8, 0), Generation((2,), (0.0,), clipped=False))
         ordered.append(tensors(prompt, made, real=real))
         values.append(by_key[keys[place]] if real else 0.0)
+    assert layout.pads > 0  # which are to change nothing
     source, target = folder / "in.pt", folder / "out.pt"
     given = {
+        "ranks": ranks,
         "overrides": ["+experiment=verl_smoke", *OVERRIDES],
         "lora": policy.state(),
         "rows": ordered,
@@ -158,7 +164,8 @@ def verl_side(policy: Policy, items: list[ScoredTrajectory], folder: Path) -> Si
     }
     torch.save(given, source)
     script = Path(__file__).with_name("verl_engine_side.py")
-    done = subprocess.run([sys.executable, str(script), str(source), str(target)], capture_output=True, text=True)
+    command = [sys.executable, str(script), str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr[-4000:]
     out = torch.load(target, weights_only=False)
     return Side(by_key, out["gradients"], out["metrics"])
@@ -179,13 +186,15 @@ def tensors(prompt: Prompt, made: Generation, *, real: bool) -> dict[str, torch.
 
 @pytest.mark.verl
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_solo_and_verl_agree_on_advantages_losses_and_gradients(
-    smoke: Callable[..., DictConfig], tmp_path: Path
+    smoke: Callable[..., DictConfig], tmp_path: Path, ranks: int
 ) -> None:
+    # 9 and 7 rows in two mini-batches: 9 a mini-batch and 2 padding rows on one rank, 10 (5 a rank) and 4 on two.
     cfg = smoke(*OVERRIDES)
     items = readings()
     policy = policy_of(cfg)
-    solo, verl = solo_side(cfg, policy, items), verl_side(policy, items, tmp_path)
+    solo, verl = solo_side(cfg, policy, items), verl_side(policy, items, tmp_path, ranks)
 
     assert verl.advantages == solo.advantages  # exactly
     assert len({value for value in solo.advantages.values() if value != 0.0}) > 3
@@ -202,3 +211,8 @@ def test_solo_and_verl_agree_on_advantages_losses_and_gradients(
     assert ours <= verl.metrics.keys()
     for name in ("actor/pg_loss", "actor/kl_loss", "actor/loss", "actor/grad_norm"):
         assert verl.metrics[name] == pytest.approx(solo.metrics[name], rel=1e-4, abs=1e-6), name
+
+    saved = lora_tensors(tmp_path / "out.checkpoint")  # one shard a rank; at rate 0 the weights are as they were
+    assert saved.keys() == policy.state().keys()
+    for name, value in policy.state().items():
+        assert torch.equal(saved[name], value), name

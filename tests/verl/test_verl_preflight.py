@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from poimen_exp.config.compose import compose_config
+from poimen_exp.config.paths import asset
 from poimen_exp.errors import Refused
 from poimen_exp.verl_backend import preflight as module
 from poimen_exp.verl_backend.checkpoint import ResumePoint
@@ -35,7 +38,26 @@ def test_the_smoke_experiment_passes_on_a_machine_without_a_gpu(smoke: Smoke) ->
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", r"a server takes 2 GPUs .* expected a divisor of"),
         ("actor_rollout_ref.rollout.name=vllm", r"got vllm, expected transformers with trainer\.device=cpu"),
         ("actor_rollout_ref.model.path=nowhere", r"model\.path: nowhere holds no config\.json"),
-        ("actor_rollout_ref.model.lora_adapter_path=nowhere", r"lora_adapter_path: nowhere holds no adapter_config"),
+        ("actor_rollout_ref.model.lora_adapter_path=nowhere", r"lora_adapter_path: adapter nowhere: no such folder"),
+        ("actor_rollout_ref.model.target_modules=[c_attn]", r"target module 'c_attn' is none of the base model's"),
+        ("actor_rollout_ref.model.lora.rank=8", r"model\.lora\.rank: got 8, expected 0: that is Megatron's"),
+        ("trainer.use_v1=false", r"trainer\.use_v1: got False, expected True .*: the gates run on verl's V1 trainer"),
+        ("algorithm.filter_groups.enable=true", r"filter_groups\.enable: got True, expected False .* counted, not"),
+        ("critic.enable=true", r"critic\.enable: got True, expected False .* need no critic"),
+        ("distillation.enabled=true", r"distillation\.enabled: got True, expected False .* no teacher"),
+        ("reward.reward_model.enable=true", r"reward_model\.enable: got True, expected False .* the gates' own"),
+        ("trainer.val_only=true", r"trainer\.val_only: got True, expected False .* poimen eval"),
+        ("actor_rollout_ref.hybrid_engine=false", r"hybrid_engine: got False, expected True .* shares its GPUs"),
+        ("trainer.v1.sampler.custom_sampler.path=x.py", r"custom_sampler\.path: got x\.py, expected None"),
+        ("data.custom_cls.path=x.py", r"data\.custom_cls\.path: got x\.py, expected None .* corpus\.path"),
+        ("data.gen_batch_size=2", r"data\.gen_batch_size: got 2, expected None"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=0", r"ppo_mini_batch_size: got 0, expected a divisor"),
+        ("trainer.total_training_steps=0", r"trainer\.total_training_steps: got 0, expected at least 1"),
+        ("actor_rollout_ref.rollout.temperature=0", r"rollout\.temperature: got 0, expected above 0"),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.do_sample=false",
+            r"val_kwargs\.do_sample: got False at temperature 1\.0, expected True: .* val_kwargs\.temperature=0",
+        ),
         ("gates.warm_start.steps=5", r"gates\.warm_start\.steps: got 5, expected 0 .* backend=solo"),
         ("trainer.test_freq=-1", r"trainer\.test_freq: got -1, expected at least 1"),
     ],
@@ -69,6 +91,66 @@ def test_more_gpus_than_the_machine_shows_are_refused(smoke: Smoke, monkeypatch:
     preflight(smoke(*gpu))
     with pytest.raises(Refused, match=r"n_gpus_per_node: got 8, this machine shows 1 GPUs; set it to 1"):
         preflight(smoke(*gpu, "trainer.n_gpus_per_node=8"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("actor_rollout_ref.rollout.load_format=dummy", r"load_format: got dummy, expected safetensors"),
+        ("actor_rollout_ref.rollout.name=hf", r"rollout\.name: got hf, expected one of vllm, sglang, trtllm"),
+    ],
+)
+@pytest.mark.usefixtures("one_gpu")
+def test_a_sampler_that_could_not_have_the_adapter_is_refused(smoke: Smoke, override: str, message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        preflight(smoke("trainer.device=cuda", "actor_rollout_ref.rollout.name=vllm", override))
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(smoke: Smoke, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(Refused, match=r"model\.path: .* holds no tokenizer\.json"):
+        preflight(smoke(f"actor_rollout_ref.model.path={tmp_path}"))
+
+
+def test_an_adapter_of_another_rank_to_start_from_is_refused(
+    smoke: Smoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from poimen_exp.adapters import preflight as adapters
+
+    (tmp_path / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 8, "target_modules": "all-linear"}')
+    monkeypatch.setattr(adapters, "mount_check", lambda *_: None)  # it fits the model
+    with pytest.raises(Refused, match=r"^actor_rollout_ref\.model\.lora_rank: got 4, expected 8, that of the adapter"):
+        preflight(smoke(f"actor_rollout_ref.model.lora_adapter_path={tmp_path}"))
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that shows one GPU and has every package."""
+    import torch
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(module, "_installed", lambda _: True)
+
+
+def smollm2(*overrides: str) -> DictConfig:
+    places = (f"corpus.path={asset('quickstart/corpus')}", f"actor_rollout_ref.model.path={asset('quickstart/model')}")
+    return compose_config(["+experiment=smollm2_verl", *places, *overrides])
+
+
+TWO_GPUS = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_the_gpu_experiment_passes_on_one_gpu_and_on_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    preflight(smollm2())
+    with pytest.raises(Refused, match=r"n_gpus_per_node: got 2, this machine shows 1 GPUs; set it to 1"):
+        preflight(smollm2(*TWO_GPUS))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    preflight(smollm2(TWO_GPUS[0]))
+    preflight(smollm2(*TWO_GPUS))
 
 
 def test_missing_packages_are_named_with_what_installs_them(smoke: Smoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +196,7 @@ def test_only_the_seams_differ_from_the_composed_configuration(smoke: Smoke, tmp
         "data.val_files",
         "data.val_files.split",
         "data.val_files.tasks",
+        "reward.num_workers",
         "trainer.default_local_dir",
         "trainer.logger",
         "trainer.max_actor_ckpt_to_keep",

@@ -1,27 +1,23 @@
 """verl's V1 trainer whole, without a GPU: Ray, TransferQueue, the FSDP2 engine over gloo, a transformers rollout.
 
-Three steps with LoRA, validation, checkpoints, adapter; then the run goes on to a fourth step. The runs are made once,
-by the command line, and looked at by the tests below.
+Three steps with LoRA, validation, checkpoints, adapter, by the command line: one run that all tests here look at.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from verl_runs import RUN, Ended, finish
 
+from poimen_exp.adapters.manifest import read_manifest
+from poimen_exp.config.paths import asset
 from poimen_exp.gates.scoring import ANSWER_STEP, TurnBaseline, row_advantages
 from poimen_exp.gates.scoring import GateRows as Rows
-from poimen_exp.tracking.metrics_log import MetricLine, by_step, read_metrics
 from poimen_exp.tracking.result import read_result
-from poimen_exp.tracking.run_folder import RunFolder
 from poimen_exp.tracking.trajectories import RolloutRecord, read_trajectories
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -30,42 +26,7 @@ ALPHA = 0.9
 BASELINE: TurnBaseline = "group_step"
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A finished command: the run folder as it left it, and what it said."""
-
-    folder: RunFolder
-    output: str
-    lines: dict[int, MetricLine]
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=900, env=environment, check=False)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    if "verl" not in os.environ.get("POIMEN_REQUIRE", "").split(","):
-        pytest.skip("verl: starts Ray for minutes; POIMEN_REQUIRE=verl runs it")
-    path = tmp_path_factory.mktemp("verl") / "run"
-    done = command(
-        sys.executable, "-m", "poimen_exp", "+experiment=verl_smoke", "tracking.wandb=disabled", f"hydra.run.dir={path}"
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return Ran(RunFolder(path, None), done.stdout + done.stderr, by_step(read_metrics(path / "metrics.jsonl").lines))
-
-
-@pytest.fixture(scope="module")
-def resumed(trained: Ran) -> Ran:
-    path = trained.folder.path
-    script = "import sys, pathlib; from poimen_exp import app; app.resume(pathlib.Path(sys.argv[1]), sys.argv[2:])"
-    done = command(sys.executable, "-c", script, str(path), "trainer.total_training_steps=4")
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return Ran(trained.folder, done.stdout + done.stderr, by_step(read_metrics(path / "metrics.jsonl").lines))
-
-
-def test_every_step_is_in_the_record_with_denominators(trained: Ran) -> None:
+def test_every_step_is_in_the_record_with_denominators(trained: Ended) -> None:
     assert list(trained.lines) == [0, 1, 2, 3]
     last = trained.lines[3]
     # 4 prompts x 4 rollouts; 8 validation tasks, read once each.
@@ -78,7 +39,7 @@ def test_every_step_is_in_the_record_with_denominators(trained: Ran) -> None:
     assert "val/reward/total" not in trained.lines[1].metrics  # test_freq 2
 
 
-def test_a_rollout_batch_makes_two_optimizer_steps_however_many_turns_were_played(trained: Ran) -> None:
+def test_a_rollout_batch_makes_two_optimizer_steps_however_many_turns_were_played(trained: Ended) -> None:
     # train_batch_size 4 / ppo_mini_batch_size 2, one epoch; 16 trajectories of 2 to 4 rows each are 32 rows and more.
     for step in (1, 2, 3):
         assert trained.lines[step].counts["update/skipped"] == 2
@@ -89,7 +50,7 @@ def test_a_rollout_batch_makes_two_optimizer_steps_however_many_turns_were_playe
     assert progress["optimizer_steps"] == 6
 
 
-def test_advantages_that_reached_the_loss_are_the_two_baselines(trained: Ran) -> None:
+def test_advantages_that_reached_the_loss_are_the_two_baselines(trained: Ended) -> None:
     records = list(read_trajectories(trained.folder.trajectory_file(2)))
     assert len(records) == 16
     expected = advantages_by_hand(records)
@@ -114,7 +75,7 @@ def advantages_by_hand(records: list[RolloutRecord]) -> list[float]:
     return out
 
 
-def test_the_sampler_has_the_trainers_adapter_after_every_sync(trained: Ran) -> None:
+def test_the_sampler_has_the_trainers_adapter_after_every_sync(trained: Ended) -> None:
     assert "LoRA sync check: the sampler has 1.00 of a known adapter" in trained.output
     for step in (2, 3):  # at step 1 a fresh adapter changes nothing
         metrics = trained.lines[step].metrics
@@ -123,7 +84,7 @@ def test_the_sampler_has_the_trainers_adapter_after_every_sync(trained: Ran) -> 
         assert metrics["training/sync/trainer_base_diff"] > 1e-3
 
 
-def test_checkpoints_are_complete_and_the_adapter_is_that_of_the_best_validation(trained: Ran) -> None:
+def test_checkpoints_are_complete_and_the_adapter_is_that_of_one_of_them(trained: Ended) -> None:
     from safetensors.torch import load_file
 
     from poimen_exp.verl_backend.export import lora_tensors
@@ -133,34 +94,76 @@ def test_checkpoints_are_complete_and_the_adapter_is_that_of_the_best_validation
     assert (result.status, result.step) == ("completed", 3)
     assert result.best_step in trained.folder.checkpoint_steps()
     assert 3 in trained.folder.checkpoint_steps()
+    step = read_manifest(trained.folder.adapter).step
+    assert step == (result.best_step or 3)  # step 0 is the base model: then it is the last step's
     exported = load_file(trained.folder.adapter / "adapter_model.safetensors")
-    saved = lora_tensors(trained.folder.checkpoint(result.best_step) / "actor")
+    saved = lora_tensors(trained.folder.checkpoint(step) / "actor")
     assert len(exported) == len(saved) > 0
     by_name = {name.replace(".default.weight", ".weight"): value for name, value in saved.items()}
     for name, value in exported.items():
         assert torch.equal(value, by_name[name]), name
 
 
-def test_the_adapter_passes_the_checks_that_every_backends_adapter_passes(trained: Ran) -> None:
+def test_the_adapter_passes_the_checks_that_every_backends_adapter_passes(trained: Ended) -> None:
     from poimen_exp.adapters.check import mount_check
-    from poimen_exp.config.paths import asset
+    from poimen_exp.adapters.probe import probe
 
-    mount_check(trained.folder.adapter, Path(asset("quickstart/model")))
-
-
-def test_a_resumed_run_goes_on_where_it_stopped(trained: Ran, resumed: Ran) -> None:
-    assert list(resumed.lines) == [0, 1, 2, 3, 4]
-    for step in range(4):
-        assert resumed.lines[step] == trained.lines[step]
-    progress = json.loads((resumed.folder.checkpoint(4) / "progress.json").read_text())
-    assert progress["optimizer_steps"] == 8
-    assert resumed.lines[4].metrics["training/sync/trainer_base_diff"] > 1e-3  # the adapter came back
-    result = read_result(resumed.folder.result)
-    assert result is not None
-    assert result.step == 4
+    base = Path(asset("quickstart/model"))
+    mount_check(trained.folder.adapter, base)
+    assert probe(trained.folder.adapter, base).effect > 1e-3
 
 
-def test_recorded_rows_and_the_cores_function_agree(trained: Ran) -> None:
+def test_the_gate_check_of_a_run_on_verl_takes_its_optimizer_step_with_the_runs_own_loss(trained: Ended) -> None:
+    report = json.loads((trained.folder.path / "gate_check.json").read_text())
+    names = [check["name"] for check in report["checks"]]
+    assert any("the run's loss" in name for name in names)  # use_kl_loss makes it another than verl's default
+
+
+ONLY_ON_VERL = (
+    "actor/kl_coef",
+    "actor/perf/",
+    "global_seqlen/",
+    "perf/mfu/",
+    "perf/time_per_step",
+    "prompt_length/",
+    "rollout_corr/",
+    "timing_s/adv",
+    "timing_s/old_log_prob",
+    "timing_s/ref",
+    "training/",
+)
+"""What verl logs beside (docs/scale.md): placement, phases that solo has inside its update, off-policy statistics."""
+
+
+def test_metric_names_are_those_of_a_solo_run(trained: Ended, tmp_path: Path) -> None:
+    same = (
+        "corpus.max_val_tasks=8",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=2",
+        "tracking.wandb=disabled",
+    )
+    path = tmp_path / "solo"
+    solo = finish(*RUN, "+experiment=quickstart", *same, f"hydra.run.dir={path}", path=path)
+    assert solo.code == 0, solo.output[-3000:]
+    for step in (0, 1, 2):  # with a validation only, without one, with both
+        mine, theirs = set(solo.lines[step].metrics), set(trained.lines[step].metrics)
+        assert mine - theirs == set()
+        assert {name for name in theirs - mine if not name.startswith(ONLY_ON_VERL)} == set()
+        assert set(solo.lines[step].counts) <= set(trained.lines[step].counts)
+
+
+def test_tokens_are_counted_without_padding_rows(trained: Ended) -> None:
+    records = list(read_trajectories(trained.folder.trajectory_file(1)))
+    turns = [turn for record in records for turn in record.turns]
+    tokens = sum(turn.prompt_tokens + len(turn.response_ids) for turn in turns)
+    assert trained.lines[1].metrics["perf/total_num_tokens"] == tokens
+
+
+def test_recorded_rows_and_the_cores_function_agree(trained: Ended) -> None:
     records = list(read_trajectories(trained.folder.trajectory_file(1)))
     flat = [(place, record, turn) for place, record in enumerate(records) for turn in record.turns]
     rows = Rows(

@@ -1,4 +1,8 @@
-"""Run in a process of its own: verl's FSDP2 engine on a CPU over the rows in ``IN``, what it computed into ``OUT``."""
+"""Run in a process of its own: verl's FSDP2 engine on a CPU over the rows in ``IN``, what it computed into ``OUT``.
+
+With more than one rank, each gets its contiguous share of the rows, as verl's dispatch gives it, and a shard of the
+weights; gloo between them.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,45 @@ import os
 import socket
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.multiprocessing
 
 from poimen_exp.config.compose import compose_config
 from poimen_exp.verl_backend.launch import prepare_environment
 
 
 def main(source: str, target: str) -> None:
-    given = torch.load(source, weights_only=False)
-    prepare_environment("cpu")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.save(run(given), target)
+    ranks = torch.load(source, weights_only=False)["ranks"]
+    torch.multiprocessing.spawn(one_rank, (ranks, port, source, target), nprocs=ranks)
 
 
-def run(given: dict[str, Any]) -> dict[str, Any]:
-    """Old and reference log-probs, then one pass of updates at learning rate 0; gradients of every optimizer step."""
-    from pathlib import Path
+def one_rank(rank: int, ranks: int, port: int, source: str, target: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    prepare_environment("cpu")
+    given = torch.load(source, weights_only=False)
+    share = len(given["rows"]) // ranks
+    for name in ("rows", "advantages"):
+        given[name] = given[name][rank * share : (rank + 1) * share]
+    out = run(given, Path(target).with_suffix(".checkpoint"))
+    if rank == 0:
+        torch.save(out, target)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
+
+def run(given: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
+    """Old and reference log-probs, then one pass of updates at learning rate 0; gradients of every optimizer step.
+
+    Args:
+        checkpoint: folder for what verl saves at the end.
+    """
     from verl.utils.config import omega_conf_to_dataclass
     from verl.utils.metric import reduce_metrics
     from verl.utils.py_functional import rename_dict
@@ -65,20 +86,22 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     spread = [torch.full((length,), value) for value, length in zip(given["advantages"], lengths, strict=True)]
     batch["advantages"] = torch.nested.as_nested_tensor(spread, layout=torch.jagged)
     output = _update(worker, batch, given["rows_per_mini_batch"])
+    worker.save_checkpoint(str(checkpoint))
     return {
-        "old": torch.cat(list(old.unbind())),
-        "ref": torch.cat(list(ref.unbind())),
         "gradients": gradients,
         "metrics": reduce_metrics(rename_dict(output, "actor/")),
     }
 
 
 def _load(module: torch.nn.Module, lora: dict[str, torch.Tensor]) -> None:
+    from torch.distributed.tensor import distribute_tensor
+
     mine = {name: value for name, value in module.named_parameters() if value.requires_grad}
     assert mine.keys() == lora.keys()
     with torch.no_grad():
         for name, value in lora.items():
-            mine[name].to_local().copy_(value)
+            parameter = mine[name]
+            parameter.copy_(distribute_tensor(value, parameter.device_mesh, parameter.placements))
 
 
 def _capture(engine: Any) -> list[dict[str, torch.Tensor]]:

@@ -1,0 +1,79 @@
+"""Which engine samples: vLLM in this process where it is asked for and can be, else the transformers engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+
+from poimen_exp.gates.codec import HfCodec
+from poimen_exp.gates.types import Generation
+from poimen_exp.solo.engine import Follow, Request, TransformersEngine
+from poimen_exp.solo.policy import Policy
+from poimen_exp.solo.settings import SoloSettings
+
+
+class Engine(Protocol):
+    """Samples with the policy's weights as of the last ``sync``."""
+
+    def generate(self, requests: Sequence[Request], generator: torch.Generator) -> list[Generation]:
+        """Continues every prompt; results in the order of ``requests``."""
+        ...
+
+    def serve(self, requests: Mapping[int, Request], follow: Follow, generator: torch.Generator) -> None:
+        """Continues prompts until nobody asks any more."""
+        ...
+
+    def sync(self) -> None:
+        """Takes the policy's weights as they now are."""
+        ...
+
+    def sleep(self) -> None:
+        """Gives up the device's memory until somebody asks again."""
+        ...
+
+
+def make_engine(settings: SoloSettings, policy: Policy, codec: HfCodec, say: Callable[[str], None]) -> Engine:
+    """The run's engine; says which one it is where vLLM was asked for and is not to be had.
+
+    Raises:
+        Refused: a sampling of which vLLM keeps no log-probs.
+    """
+    rollout = settings.rollout
+    if rollout.engine == "vllm":
+        missing = vllm_missing(policy.device)
+        if missing is None:
+            return _vllm(settings, policy, codec)
+        say(f"rollouts by the transformers engine: {missing}")
+    return TransformersEngine(policy.sampler, codec.stop_ids, codec.pad_id, rollout.max_rows)
+
+
+def vllm_missing(device: torch.device) -> str | None:
+    """Why vLLM cannot sample in this process; None if it can."""
+    if device.type != "cuda":
+        return f"vLLM in this process needs a GPU, the device is {device.type}"
+    return None if find_spec("vllm") else "the package vllm is not installed (extra vllm)"
+
+
+def _vllm(settings: SoloSettings, policy: Policy, codec: HfCodec) -> Engine:
+    from poimen_exp.adapters.lora_config import vllm_rank
+    from poimen_exp.solo.vllm_engine import VllmEngine, VllmSettings
+
+    rollout, model = settings.rollout, settings.model
+    return VllmEngine(
+        VllmSettings(
+            model=model.path,
+            dtype=model.dtype,
+            lora_rank=vllm_rank(model.lora_rank),
+            max_rows=rollout.max_rows,
+            max_length=rollout.max_prompt_length + max(rollout.train.max_tokens, rollout.val.max_tokens),
+            memory_share=rollout.memory_share,
+            enforce_eager=rollout.enforce_eager,
+            seed=settings.seed,
+        ),
+        [rollout.train, rollout.val],
+        codec.stop_ids,
+        policy.model.save_pretrained,
+    )

@@ -1,0 +1,343 @@
+"""What a solo run will cost, before it runs: tokens, hours, peak memory. Pure arithmetic; sizes come from elsewhere.
+
+Letters: H hidden size, I intermediate size, A heads x head size, K key heads x head size, V vocabulary, L layers,
+r LoRA rank; b bytes of an activation (2 in bfloat16, 4 in float32). A row is a prompt with its response: P tokens that
+rows of one group share, S other prompt tokens, R response tokens, T = P + S + R. N rows stand in one forward.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+GB = 2**30  # as perf/max_memory_allocated_gb has it
+ADAM_BYTES = 16
+"""A trained number in float32: weight, gradient, two moments."""
+REFERENCE_BYTES = 4
+"""The adapter that KL is measured against, kept beside the trained one."""
+HEAD_BYTES = 20
+"""Peak of a logit that is trained through: scaled and softmax kept for the backward pass (4 + 4), and there the
+gradients of gather, logsumexp and their sum (4 + 4 + 4)."""
+DRAW_BYTES = 16
+"""Peak of a logit that is sampled from: scaled, log-softmax, probabilities, and a copy (float32 each)."""
+PREFILL_TOKENS = 65_536
+KEPT_PREFIX_TOKENS = 262_144
+"""The engine's limits on one prefill forward and on prefixes kept for rollouts that come later."""
+COLUMN_STEP = 64
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a causal language model.
+
+    Attributes:
+        parameters: all weights, a tied embedding once.
+        linear: weights of its linear layers without the output head.
+        lora: trained weights: rank x (inputs + outputs) of every adapted layer.
+        rank: of LoRA.
+        dtype_bytes: of the base weights and activations.
+    """
+
+    parameters: int
+    linear: int
+    lora: int
+    rank: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    dtype_bytes: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Lengths of one kind of row, and how many rows of a batch start with the same prefix."""
+
+    prefix: float
+    suffix: float
+    response: float
+    share: int
+
+    @property
+    def tokens(self) -> float:
+        """T."""
+        return self.prefix + self.suffix + self.response
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run does. ``mean`` gives tokens and time, ``longest`` gives memory.
+
+    Attributes:
+        rows: rows a step, as if every document were read to its end.
+        rollouts: rollouts a step; each waits for its own last row before it asks for the next.
+        turns: rows of the longest rollout.
+        val_rows, val_rollouts: of one validation.
+        mini_rows: rows an optimizer step.
+        max_rows: rows sampled at once.
+        micro_batch_tokens: padded tokens a forward of the update.
+        forwards: passes without gradient over a step's rows (old and reference log-probs).
+        backwards: passes with gradient.
+        steps, validations: of the run.
+        engine_bytes: what vLLM takes while it samples, its weights and cache included; 0 where the transformers engine
+            samples.
+        device_bytes: of a GPU; the slots take at most half of what is free there. 0: no such limit.
+    """
+
+    mean: Rows
+    longest: Rows
+    rows: int
+    rollouts: int
+    turns: int
+    val_rows: int
+    val_rollouts: int
+    mini_rows: int
+    max_rows: int
+    micro_batch_tokens: int
+    forwards: int
+    backwards: int
+    steps: int
+    validations: int
+    engine_bytes: int = 0
+    device_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Critic:
+    """The value model of gae.
+
+    Attributes:
+        parameters: all weights. ``trained``: those that the optimizer moves, in float32.
+        mini_rows, micro_batch_tokens, epochs: as ``Workload`` has them for the actor.
+    """
+
+    shape: ModelShape
+    parameters: int
+    trained: int
+    mini_rows: int
+    micro_batch_tokens: int
+    epochs: int
+
+    @property
+    def passes(self) -> int:
+        """Forwards that one step costs: the values, then each epoch's forward and backward (twice where all trains)."""
+        return 1 + self.epochs * (3 if self.trained == self.parameters else 2)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device does: matrix FLOP/s and bytes/s as measured, seconds of a small operation."""
+
+    flops: float
+    bytes: float
+    launch_s: float
+    efficiency: float = 0.4
+    """Share of the matrix rate that a model's forward reaches: an assumption."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device; ``peak`` is weights + adapter + critic + cache + the larger of ``sampling``, ``update``."""
+
+    weights: int
+    adapter: int
+    critic: int
+    cache: int
+    sampling: int
+    update: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Tokens are upper bounds: every document read to its end, every response as long as it may be."""
+
+    tokens_per_step: int
+    sampled_per_step: int
+    tokens_per_run: int
+    memory: Memory
+    rates: Rates
+    rollout_s: float
+    update_s: float
+    hours: float
+
+
+def estimate(model: ModelShape, work: Workload, rates: Rates, critic: Critic | None = None) -> Estimate:
+    """The cost of a run.
+
+    A step's time is that of its rollouts (``rollout_seconds``) and its update (``update_seconds``); a validation is a
+    rollout of its own rows.
+    """
+    tokens = round(work.rows * work.mean.tokens)
+    val_tokens = round(work.val_rows * work.mean.tokens)
+    rollout = rollout_seconds(model, work, work.rows, work.rollouts, rates)
+    update = update_seconds(model, work, rates) + (0.0 if critic is None else critic_seconds(critic, work, rates))
+    validation = rollout_seconds(model, work, work.val_rows, work.val_rollouts, rates) if work.validations else 0.0
+    seconds = work.steps * (rollout + update) + work.validations * validation
+    return Estimate(
+        tokens_per_step=tokens,
+        sampled_per_step=round(work.rows * work.mean.response),
+        tokens_per_run=work.steps * tokens + work.validations * val_tokens,
+        memory=memory(model, work, critic),
+        rates=rates,
+        rollout_s=rollout,
+        update_s=update,
+        hours=seconds / 3600,
+    )
+
+
+def memory(model: ModelShape, work: Workload, critic: Critic | None = None) -> Memory:
+    """Peak of a run's tensors.
+
+    weights = 2 x parameters x b: the trained model's frozen base, and the copy that samples (vLLM has a third in its
+    share). adapter = lora x (16 + 4): Adam in float32, and the reference. critic = frozen x b + trained x 16. The cache
+    of the rows being written stays while the update runs; vLLM sleeps then.
+    """
+    weights = 2 * model.parameters * model.dtype_bytes
+    adapter = model.lora * (ADAM_BYTES + REFERENCE_BYTES)
+    value = 0 if critic is None else _critic_bytes(critic)
+    cache, sampling = cache_bytes(model, work), sampling_bytes(model, work)
+    if work.device_bytes:
+        cache = min(cache, max(0, work.device_bytes - weights - adapter - value) // 2)
+    if work.engine_bytes:
+        cache, sampling = 0, work.engine_bytes
+    update = update_bytes(model, work)
+    if critic is not None:
+        update = max(update, critic_update_bytes(critic, work.longest))
+    peak = weights + adapter + value + cache + max(sampling, update)
+    return Memory(weights, adapter, value, cache, sampling, update, peak)
+
+
+def _critic_bytes(critic: Critic) -> int:
+    """A fully trained critic has no frozen part: its weights are float32."""
+    return (critic.parameters - critic.trained) * critic.shape.dtype_bytes + critic.trained * ADAM_BYTES
+
+
+def kv_bytes(model: ModelShape) -> int:
+    """Keys and values of one token: 2 x L x K x b."""
+    return 2 * model.layers * model.kv_heads * model.head_size * model.dtype_bytes
+
+
+def cache_bytes(model: ModelShape, work: Workload) -> int:
+    """Slots of the rows written at once: rows x columns x ``kv_bytes``; columns are 9/8 of the longest row, in 64s."""
+    longest = math.ceil(work.longest.tokens)
+    columns = -(-(longest + longest // 8 + 1) // COLUMN_STEP) * COLUMN_STEP
+    return min(work.max_rows, max(work.rollouts, work.val_rollouts)) * columns * kv_bytes(model)
+
+
+def sampling_bytes(model: ModelShape, work: Workload) -> int:
+    """Kept prefixes, and the larger of a prefill forward, (3I + 4H) b a token, and a draw, 16 V a row."""
+    prefixes = math.ceil(work.rows / work.longest.share) * work.longest.prefix
+    kept = min(KEPT_PREFIX_TOKENS, prefixes) * kv_bytes(model)
+    width = (3 * model.intermediate + 4 * model.hidden) * model.dtype_bytes
+    prefill = min(PREFILL_TOKENS, max(prefixes, work.rollouts * work.longest.suffix)) * width
+    draw = min(work.max_rows, max(work.rollouts, work.val_rollouts)) * model.vocabulary * DRAW_BYTES
+    return math.ceil(kept + max(prefill, draw))
+
+
+def update_bytes(model: ModelShape, work: Workload) -> int:
+    """A forward and backward of the widest micro-batch: activations of its tokens, logits of its responses."""
+    longest = work.longest
+    rows = micro_batch_rows(longest, work.micro_batch_tokens, work.mini_rows)
+    prefixes = math.ceil(rows / longest.share) if longest.prefix else 0
+    own = rows * (longest.suffix + longest.response)
+    layer = (own + prefixes * longest.prefix) * token_bytes(model)
+    layer += rows * longest.tokens * context_bytes(model) + prefixes * longest.prefix * context_bytes(model)
+    layer += own * longest.tokens * model.dtype_bytes  # the mask, widened for every layer
+    logits = rows * longest.response * model.vocabulary * HEAD_BYTES
+    return math.ceil(model.layers * layer + logits)
+
+
+def critic_update_bytes(critic: Critic, longest: Rows) -> int:
+    """The critic's widest micro-batch: as the actor's, but every prompt is read whole, and a token has one number."""
+    shape, rows = critic.shape, micro_batch_rows(longest, critic.micro_batch_tokens, critic.mini_rows)
+    layer = rows * longest.tokens * (token_bytes(shape) + context_bytes(shape) + longest.tokens * shape.dtype_bytes)
+    return math.ceil(shape.layers * layer)
+
+
+def micro_batch_rows(rows: Rows, token_budget: int, most: int) -> int:
+    """Most rows N of one micro-batch: ceil(N / share) P + N (S + R) within the budget; a row alone may pass it."""
+    count = 1
+    while count < most:
+        wanted = count + 1
+        if math.ceil(wanted / rows.share) * rows.prefix + wanted * (rows.suffix + rows.response) > token_budget:
+            break
+        count = wanted
+    return count
+
+
+def token_bytes(model: ModelShape) -> int:
+    """What a layer keeps of one token for the backward pass of LoRA over a frozen base.
+
+    In bfloat16: 18H + 6A + 8I + 14r + 4 heads + 8 bytes. Two norms keep a float32 copy of their input (8H); every
+    adapted layer keeps its own input (q, k, v, gate, up: 10H; o: 2A; down: 2I) and its A output (14r); attention keeps
+    query and output (4A), its normalizer (4 a head); the MLP keeps gate, its activation and up (6I).
+    In float32 nothing is cast, so that layers share their inputs and o shares attention's output: 16H + 8A + 16I + ...
+    """
+    h, a, i = model.hidden, model.heads * model.head_size, model.intermediate
+    small = 7 * model.rank * model.dtype_bytes + 4 * model.heads + 8
+    if model.dtype_bytes == 2:
+        return 18 * h + 6 * a + 8 * i + small
+    return 16 * h + 8 * a + 16 * i + small
+
+
+def context_bytes(model: ModelShape) -> int:
+    """Keys and values that a layer keeps of one token that a row looks at: repeated for every head, 2 A b."""
+    return 2 * model.heads * model.head_size * model.dtype_bytes
+
+
+def forward_flops(model: ModelShape, tokens: float, context: float, logits: float) -> float:
+    """2 (linear + lora) a token, 4 L A for each token it looks at, 2 H V for each logit row."""
+    per_token = 2 * (model.linear + model.lora) + 4 * model.layers * model.heads * model.head_size * context
+    return tokens * per_token + 2 * logits * model.hidden * model.vocabulary
+
+
+def update_seconds(model: ModelShape, work: Workload, rates: Rates) -> float:
+    """Passes without gradient cost one forward, with gradient two: a frozen base needs no weight gradients."""
+    rows = work.mean
+    computed = work.rows * (rows.prefix / rows.share + rows.suffix + rows.response)
+    forward = forward_flops(model, computed, rows.tokens / 2, work.rows * rows.response)
+    return (work.forwards + 2 * work.backwards) * forward / (rates.flops * rates.efficiency)
+
+
+def critic_seconds(critic: Critic, work: Workload, rates: Rates) -> float:
+    """Its passes over whole rows; the head gives one number a token."""
+    rows = work.mean
+    forward = forward_flops(critic.shape, work.rows * rows.tokens, rows.tokens / 2, 0)
+    return critic.passes * forward / (rates.flops * rates.efficiency)
+
+
+def rollout_seconds(model: ModelShape, work: Workload, rows: int, rollouts: int, rates: Rates) -> float:
+    """Prefill of every prompt (shared prefixes once), then decoding steps.
+
+    Steps: those of the longest reading, turns x R, or all sampled tokens over the rows written at once, whichever is
+    more. A step reads all weights and the live rows' keys and values, computes its tokens, and launches about fifteen
+    operations a layer: the slowest of the three counts.
+    """
+    lengths = work.mean
+    prompts = rows * (lengths.prefix / lengths.share + lengths.suffix)
+    speed = rates.flops * rates.efficiency
+    prefill = forward_flops(model, prompts, (lengths.prefix + lengths.suffix) / 2, rows) / speed
+    live = max(1, min(work.max_rows, rollouts))
+    steps = max(work.turns * lengths.response, rows * lengths.response / live)
+    read = model.parameters * model.dtype_bytes + live * lengths.tokens * kv_bytes(model)
+    compute = forward_flops(model, live, lengths.tokens, live) / speed
+    step = max(read / rates.bytes, compute, 15 * model.layers * rates.launch_s)
+    return prefill + steps * step
+
+
+def lines(found: Estimate, steps: int, device: str) -> list[str]:
+    """The estimate as it is printed before a run."""
+    m = found.memory
+    parts = {"weights": m.weights, "adapter": m.adapter, "critic": m.critic, "cache": m.cache, "update": m.update}
+    shown = ", ".join(f"{name} {size / GB:.2f}" for name, size in parts.items() if size)
+    return [
+        f"estimate: at most {found.tokens_per_step:,} tokens a step ({found.sampled_per_step:,} sampled), "
+        f"{found.tokens_per_run:,} in {steps} steps; peak memory {m.peak / GB:.2f} GB ({shown})",
+        f"estimate: {found.hours:.2g} h if all is read to the end and responses are full ({found.rollout_s:.2g} s "
+        f"rollout, {found.update_s:.2g} s update a step), from {found.rates.flops / 1e12:.3g} TFLOP/s, of which "
+        f"{found.rates.efficiency:.0%} are assumed, and {found.rates.bytes / 1e9:.3g} GB/s measured on {device}",
+    ]

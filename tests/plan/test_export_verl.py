@@ -1,0 +1,234 @@
+"""``poimen export-verl``: a finished run as a folder that verl goes on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from poimen_exp import app
+from poimen_exp.errors import Refused, RunFailed
+from poimen_exp.solo.export_verl import export_verl
+from poimen_exp.tracking.run_folder import RunFolder
+from poimen_exp.tracking.sums import read_sums, sums_of
+
+from .bases import base
+from .support import CORPUS, poimen
+
+pytestmark = pytest.mark.slow
+
+GATES_RUN = (
+    "corpus.chunk_tokens=160",
+    "corpus.max_val_tasks=4",
+    "trainer.val_before_train=false",  # the best step is then a trained one
+    "data.max_prompt_length=320",
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.override_config={attn_implementation:eager}",
+    "tracking.wandb=disabled",
+)
+# What a CPU needs of verl (conf/experiment/verl_smoke.yaml).
+ON_CPU = (
+    "trainer.device=cpu",
+    "actor_rollout_ref.rollout.name=transformers",
+    "actor_rollout_ref.rollout.agent.num_workers=1",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096",
+    "ray_kwargs.ray_init.num_cpus=16",
+    "+ray_kwargs.ray_init.num_gpus=1",
+    "+ray_kwargs.ray_init.include_dashboard=false",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engines() -> None:
+    """Imports what verl's own checks import, with its warnings silenced."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import verl.trainer.ppo.utils
+        import verl.utils.config  # noqa: F401
+
+
+def finished(cfg: DictConfig, folder: Path) -> Path:
+    app.run_in(cfg, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gates_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    return finished(base("gates", folder, GATES_RUN), folder / "run")
+
+
+@pytest.fixture(scope="module")
+def gates_export(gates_run: Path) -> Path:
+    return export_verl(gates_run, gates_run.parent / "export")
+
+
+@pytest.fixture(scope="module")
+def gae_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gae")
+    more = ("tracking.wandb=disabled", "algorithm.use_kl_in_reward=false", "critic.strategy=fsdp2")
+    return export_verl(finished(base("gae", folder, more), folder / "run"), folder / "export")
+
+
+def test_the_export_of_a_gates_run_has_its_parts_and_their_hashes(gates_run: Path, gates_export: Path) -> None:
+    names = {str(path.relative_to(gates_export)) for path in gates_export.rglob("*") if path.is_file()}
+    assert names == {
+        "SHA256SUMS",
+        "config.yaml",
+        "semantics.json",
+        "launch.sh",
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "adapter/poimen.json",
+        "data/corpus.json",
+        "data/corpus.sha256",
+        "data/tasks.json",
+    }
+    sums = read_sums(gates_export)
+    assert sums == {name: digest for name, digest in sums_of(gates_export).items() if name != "launch.sh"}
+    assert sums["adapter/adapter_model.safetensors"] == sums_of(gates_run / "adapter")["adapter_model.safetensors"]
+    assert os.access(gates_export / "launch.sh", os.X_OK)
+
+
+def test_the_data_says_which_corpus_and_which_tasks(gates_export: Path) -> None:
+    corpus = json.loads((gates_export / "data" / "corpus.json").read_text())
+    tasks = json.loads((gates_export / "data" / "tasks.json").read_text())
+    assert (corpus["path"], corpus["label_status"]) == (CORPUS, "constructed")
+    assert len(tasks["val"]) == 4
+    assert set(tasks["train"]).isdisjoint(tasks["val"])
+    checked = subprocess.run(["sha256sum", "-c", gates_export / "data" / "corpus.sha256"], cwd=CORPUS, check=False)
+    assert checked.returncode == 0
+
+
+def test_the_configuration_keeps_the_objective_and_begins_with_the_adapter(gates_run: Path, gates_export: Path) -> None:
+    before, after = OmegaConf.load(gates_run / "resolved.yaml"), OmegaConf.load(gates_export / "config.yaml")
+    assert (before.backend, after.backend) == ("solo", "verl")
+    for path in (
+        "algorithm",
+        "data",
+        "alpha",
+        "advantage",
+        "actor_rollout_ref.actor.optim",
+        "actor_rollout_ref.rollout",
+    ):
+        assert OmegaConf.select(before, path) == OmegaConf.select(after, path), path
+    assert after.actor_rollout_ref.model.lora_adapter_path == str(gates_export / "adapter")
+    assert after.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype == "fp32"
+    semantics = json.loads((gates_export / "semantics.json").read_text())
+    assert set(semantics["differences"]) == {"start", "warm start", "reference"}
+    assert {entry["field"] for entry in semantics["fields"]} >= {"alpha", "data.train_batch_size"}
+
+
+def test_a_launch_stops_where_a_file_of_the_export_or_the_corpus_was_changed(
+    gates_export: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.jsonl").write_text("{}")
+    launch = [str(gates_export / "launch.sh")]
+    run = {**os.environ, "POIMEN": "false", "RUN": str(tmp_path / "run")}
+    other = subprocess.run(launch, env={**run, "CORPUS": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert other.returncode != 0
+    assert "corpus.jsonl: FAILED" in other.stdout
+    said = subprocess.run(launch, env={**run, "POIMEN": "echo"}, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"run {gates_export}/config.yaml --folder {tmp_path}/run actor_rollout_ref.model.path=")
+    config = gates_export / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("alpha: 0.9", "alpha: 0.8"))
+    changed = subprocess.run(launch, env=run, capture_output=True, text=True, check=False)
+    config.write_text(text)
+    assert "config.yaml: FAILED" in changed.stdout
+    assert changed.returncode != 0
+
+
+def test_a_gae_run_carries_its_critic_its_prompts_and_its_reward(gae_export: Path) -> None:
+    from safetensors.torch import load_file
+
+    names = {str(path.relative_to(gae_export)) for path in gae_export.rglob("*") if path.is_file()}
+    assert names >= {
+        "critic/critic.safetensors",
+        "data/train-0.parquet",
+        "data/val-0.parquet",
+        "reward.py",
+        "launch.sh",
+    }
+    run = gae_export.parent / "run"
+    step = json.loads((run / "result.json").read_text())["best_step"]
+    saved = load_file(run / "checkpoints" / f"global_step_{step}" / "critic.safetensors")
+    assert load_file(gae_export / "critic" / "critic.safetensors").keys() == saved.keys()
+    config = OmegaConf.load(gae_export / "config.yaml")
+    assert (config.algorithm.adv_estimator, config.reward.custom_reward_function.path) == ("gae", "reward.py")
+    assert "rewards" not in config  # verl's tree alone
+    assert "data.train_files=\"['$HERE/data/train-0.parquet']\"" in (gae_export / "launch.sh").read_text()
+
+
+def test_the_exported_reward_scores_as_the_provider_did(gae_export: Path) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("exported_reward", gae_export / "reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.compute_score("x", "The \\boxed{Paris}!", "paris") == 1.0
+    assert module.compute_score("x", "London", "paris", {"index": 1}) == 0.0
+
+
+def test_what_cannot_be_exported_is_refused(
+    gates_run: Path, gates_export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Refused, match="there already; expected the name of a new folder"):
+        export_verl(gates_run, gates_export)
+    assert poimen(monkeypatch, "export-verl", str(tmp_path), str(tmp_path / "out")) == 2
+    adapter = gates_run / "adapter" / "adapter_model.safetensors"
+    kept = adapter.read_bytes()
+    adapter.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(RunFailed, match=r"1 damaged files, first adapter/adapter_model.safetensors: got sha256"):
+        export_verl(gates_run, tmp_path / "out")
+    adapter.write_bytes(kept)
+    result = gates_run / "result.json"
+    text = result.read_text()
+    result.unlink()
+    with pytest.raises(Refused, match="expected a finished one: poimen resume"):
+        export_verl(gates_run, tmp_path / "out")
+    result.write_text(text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reward_that_verl_cannot_compute_is_refused(gae_export: Path, tmp_path: Path) -> None:
+    run = gae_export.parent / "run"
+    kept = (run / "resolved.yaml").read_text()
+    (run / "resolved.yaml").write_text(kept.replace("provider: exact_answer", "provider: target_length"))
+    with pytest.raises(Refused, match="not the number of sampled tokens"):
+        export_verl(run, tmp_path / "out")
+    (run / "resolved.yaml").write_text(kept)
+
+
+@pytest.mark.verl
+def test_the_export_trains_a_step_on_verl(gates_export: Path, tmp_path: Path) -> None:
+    if "verl" not in os.environ.get("POIMEN_REQUIRE", "").split(","):
+        pytest.skip("verl: starts Ray for minutes; POIMEN_REQUIRE=verl runs it")
+    folder = tmp_path / "verl"
+    environment = {
+        **os.environ,
+        "POIMEN": str(Path(sys.executable).with_name("poimen")),
+        "RUN": str(folder),
+        "GPUS_PER_NODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [str(gates_export / "launch.sh"), *ON_CPU], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    opened = RunFolder.open(folder, "read")
+    result = opened.read_result()
+    assert result is not None
+    assert (result.status, result.step) == ("completed", 1)
+    line = opened.read_lines()[-1]
+    assert line.metrics["training/sync/trainer_base_diff"] > 1e-3  # it began with the run's adapter, not a fresh one

@@ -1,0 +1,91 @@
+"""``poimen eval`` as a user types it: the readers side by side on one split of a small corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from poimen_exp.cli import app
+from poimen_exp.config.paths import asset
+from poimen_exp.errors import Refused
+from poimen_exp.solo.policy import Policy
+
+from .run_support import small_corpus, small_settings
+
+READERS = ["base", "adapter", "oracle gates", "always update", "never update", "position only"]
+PRESENT, FREE = (f"gates/update_accuracy/evidence_{kind}" for kind in ("present", "free"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_corpus(tmp_path_factory.mktemp("eval") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def adapter(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PEFT folder of another rank than the experiment's, whose weights spoil the format."""
+    from dataclasses import replace
+
+    settings = small_settings(corpus)
+    policy = Policy(replace(settings.model, lora_rank=2), torch.device("cpu"))
+    with torch.no_grad():
+        for value in policy.trainable().values():
+            value.add_(0.05)
+    folder = tmp_path_factory.mktemp("adapter")
+    policy.model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def framed(corpus: Path) -> Any:
+    return evaluate(corpus, "--samples", "3")
+
+
+def evaluate(corpus: Path, *more: str) -> Any:
+    seed = small_settings(corpus).corpus.split_seed
+    overrides = ("+experiment=quickstart", f"corpus.path={corpus}", f"corpus.split_seed={seed}", "device=cpu")
+    done = CliRunner().invoke(app, ["eval", str(asset("quickstart/model")), *overrides, "--json", *more])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return json.loads(done.stdout)
+
+
+def test_base_and_adapter_stand_beside_the_four_readers_that_frame_them(corpus: Path, adapter: Path) -> None:
+    found = evaluate(corpus, "--adapter", str(adapter))
+    assert [reader["reader"] for reader in found["readers"]] == READERS
+    assert (found["split"], found["tasks"], found["projects"], found["samples"]) == ("val", 4, 1, 1)
+    base, tuned = (reader["overall"]["gates/format_correct"]["mean"] for reader in found["readers"][:2])
+    assert base == 1.0 > tuned
+
+
+def test_fixed_gates_have_the_accuracies_they_must_have(framed: Any) -> None:
+    of = {reader["reader"]: reader["overall"] for reader in framed["readers"]}
+    assert list(of) == [name for name in READERS if name != "adapter"]
+    assert (of["oracle gates"][PRESENT]["mean"], of["oracle gates"][FREE]["mean"]) == (1.0, 1.0)
+    assert (of["always update"][PRESENT]["mean"], of["always update"][FREE]["mean"]) == (1.0, 0.0)
+    assert (of["never update"][PRESENT]["mean"], of["never update"][FREE]["mean"]) == (0.0, 1.0)
+    assert of["oracle gates"]["gates/exit/exact"]["mean"] == 1.0
+    for reader in of.values():
+        assert reader["reward/total"]["count"] == 12  # trajectories: three readings of each of the four tasks
+
+
+def test_a_run_without_its_adapter_is_refused(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    from poimen_exp.config.compose import compose_config
+
+    cfg = compose_config(["+experiment=quickstart"])
+    (tmp_path / "resolved.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    done = CliRunner().invoke(app, ["eval", str(tmp_path)])
+    assert isinstance(done.exception, Refused)
+    assert "has no adapter yet" in str(done.exception)
+
+
+def test_a_split_that_the_corpus_does_not_have_is_refused(corpus: Path) -> None:
+    with pytest.raises(Refused, match="test"):
+        evaluate(corpus, "--split", "test")
