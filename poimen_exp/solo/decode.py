@@ -49,6 +49,7 @@ class Decoder:
         self._model, self._slots, self._pad_id = model, slots, pad_id
         self._stop = torch.tensor(sorted(stop_ids), device=model.device)
         self._recorded: dict[tuple[int, int], Callable[[], Tensor]] = {}
+        self._pool: Any = None
         self._keys: list[int] = []
         self._lengths: list[int] = []  # of the live rows, as ``_length`` has them: known without asking the device
         self._token = self._length = torch.zeros(0, dtype=torch.int64, device=model.device)
@@ -119,7 +120,8 @@ class Decoder:
         rows = next((size for size in _ROW_STEPS if size >= self.live), self.live)
         size = (min(rows, self._slots.rows), min(-(-columns // part) * part, width))
         if size not in self._recorded:
-            self._recorded[size] = record(lambda: self._one_step(*size))
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._recorded[size] = record(lambda: self._one_step(*size), self._pool)
         return self._recorded[size]()
 
     def _one_step(self, rows: int, columns: int) -> Tensor:
@@ -189,8 +191,12 @@ def _by_prefix(joining: Sequence[Joining]) -> list[list[int]]:
     return list(places.values())
 
 
-def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A call that plays back what ``run`` does on the GPU, with whatever its input tensors then hold."""
+def record(run: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
+    """A call that plays back what ``run`` does on the GPU, with whatever its input tensors then hold.
+
+    Args:
+        pool: memory that all recordings share: only one is played at a time, and its result is read before the next.
+    """
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # libraries set themselves up before the recording
@@ -198,7 +204,7 @@ def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
             run()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         out = run()
 
     def replay() -> Tensor:

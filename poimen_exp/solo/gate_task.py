@@ -73,10 +73,10 @@ class GateTask:
             advantages=spread(advantages.mixed[order], ordered),
             group=rows.group[order],
             metrics=gate_metrics(scored),
-            watch=_watch(scored),
+            watch=collapse_watch(scored),
             attempted=len(tasks) * self._rollout.group_size,
             failed=failed,
-            records=_records(scored, advantages, step),
+            records=rollout_records(scored, advantages, step),
             named=signal.means(),
             counts=signal.counts,
         )
@@ -94,7 +94,7 @@ class GateTask:
         """Readings of the validation tasks, with the same random numbers at every step."""
         scored, failed = self.read_groups(self._val, self._rollout.val_group_size, self._rollout.val, "val", 0)
         attempted = len(self._val) * self._rollout.val_group_size
-        return Validation(gate_metrics(scored), attempted, failed, _records(scored, None, step))
+        return Validation(gate_metrics(scored), attempted, failed, rollout_records(scored, None, step))
 
     def read_groups(
         self,
@@ -137,7 +137,8 @@ def _by_group_and_step(rows: GateRows) -> torch.Tensor:
     return torch.argsort(rows.group * (last + 1) + step, stable=True)
 
 
-def _watch(scored: Sequence[ScoredTrajectory]) -> Means:
+def collapse_watch(scored: Sequence[ScoredTrajectory]) -> Means:
+    """What the collapse alarm looks at: ``updated`` of turns, ``ended`` and ``exit_at_once`` of trajectories."""
     out = Means()
     for item in scored:
         read_turns, task = item.trajectory.chunk_turns, item.trajectory.task
@@ -155,7 +156,9 @@ def _name(item: ScoredTrajectory, chunk: int | None) -> str:
     return f"task {item.trajectory.task.task_id}, sample {item.sample}, {place}"
 
 
-def _records(scored: Sequence[ScoredTrajectory], advantages: Advantages | None, step: int) -> tuple[RolloutRecord, ...]:
+def rollout_records(
+    scored: Sequence[ScoredTrajectory], advantages: Advantages | None, step: int
+) -> tuple[RolloutRecord, ...]:
     """Records of a step's readings; ``advantages`` is None for a validation, whose policy has made ``step`` updates."""
     records, start = [], 0
     for item in scored:

@@ -40,8 +40,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("gates/exit/early", "both", "trajectories", "share that stopped before the exit target"),
     Metric("gates/exit/late", "both", "trajectories", "share that stopped after the exit target"),
     Metric("gates/format_correct", "both", "turns", "share that parsed, answer turns included"),
-    Metric("gates/ended", "both", "trajectories", "share that the exit gate stopped"),
-    Metric("gates/exit_at_once", "both", "trajectories", "share that stopped within the first 5 % of their chunks"),
     Metric("gates/memory_tokens", "both", "chunks", "tokens in the memory after a chunk"),
     Metric("gates/chunks_read", "both", "trajectories", "chunks read before the answer"),
     Metric("reward/total", "both", "trajectories", "outcome + exit + format; on `val/` the objective of a run"),

@@ -11,7 +11,7 @@ from poimen_exp.errors import RunFailed
 from poimen_exp.gates.metrics import Means, advantage_metrics, gate_metrics
 from poimen_exp.gates.scoring import Advantages, GateRows, ScoredTrajectory
 from poimen_exp.solo.checkpoint import Progress
-from poimen_exp.solo.gate_task import _watch as collapse_watch
+from poimen_exp.solo.gate_task import collapse_watch
 from poimen_exp.solo.loop import collapse_alarm
 from poimen_exp.tracking.result import OBJECTIVE
 from poimen_exp.verl_backend.settings import VerlSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poimen_exp.gates.scoring import Advantages, ScoredTrajectory
-from poimen_exp.solo.gate_task import _records as rollout_records
+from poimen_exp.solo.gate_task import rollout_records
 from poimen_exp.tracking.tracker import Tracker
 from poimen_exp.tracking.trajectories import write_trajectories
 

@@ -91,13 +91,15 @@ def through_the_loop(protocol: GateProtocol, task) -> Trajectory:
 
 
 class ScriptedEngine:
-    """In place of ``TransformersEngine``: answers the requests in order."""
+    """In place of ``TransformersEngine``: answers whoever asks, in order."""
 
     def __init__(self, answers: list[Generation]) -> None:
         self._answers = iter(answers)
 
-    def generate(self, requests, _generator) -> list[Generation]:
-        return [next(self._answers) for _ in requests]
+    def serve(self, requests, follow, _generator) -> None:
+        asking = list(requests)
+        while asking:
+            asking = [place for place in asking if follow(place, next(self._answers)) is not None]
 
 
 def through_evaluation(protocol: GateProtocol, task) -> Trajectory:

@@ -21,6 +21,7 @@ PRELOADED = ("fake_app", "poimen_exp.sweep.run", "alembic.command", "optuna.stor
 
 def _child(arguments: list[str], environment: dict[str, str], output: str) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)

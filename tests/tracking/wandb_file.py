@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,13 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 
 def only(path: Path, kind: str) -> Any:
-    found = [record for record in records(path) if record.WhichOneof("record_type") == kind]
+    """The one record of that kind; W&B's own process may still be writing when a run has finished."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = [record for record in records(path) if record.WhichOneof("record_type") == kind]
+        if found or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
     assert len(found) == 1, f"{len(found)} records of kind {kind}"
     return getattr(found[0], kind)
 
