@@ -52,7 +52,7 @@ def _task(cfg: DictConfig) -> float | None:
         return app.run(cfg)
     except PoimenError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a sys.exit somewhere below is no end of a run either
         traceback.print_exc()
         raise RunFailed(f"{type(error).__name__}: {error}") from error
 

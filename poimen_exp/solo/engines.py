@@ -36,25 +36,17 @@ class Engine(Protocol):
 
 
 def make_engine(settings: SoloSettings, policy: Policy, codec: HfCodec, say: Callable[[str], None]) -> Engine:
-    """The run's engine; says which one it is where vLLM was asked for and is not to be had.
+    """The run's engine; says which one it is where a GPU has no vLLM that was asked for.
 
     Raises:
         Refused: a sampling of which vLLM keeps no log-probs.
     """
     rollout = settings.rollout
-    if rollout.engine == "vllm":
-        missing = vllm_missing(policy.device)
-        if missing is None:
+    if rollout.engine == "vllm" and policy.device.type == "cuda":
+        if find_spec("vllm"):
             return _vllm(settings, policy, codec)
-        say(f"rollouts by the transformers engine: {missing}")
+        say("rollouts by the transformers engine: the package vllm is not installed (extra vllm)")
     return TransformersEngine(policy.sampler, codec.stop_ids, codec.pad_id, rollout.max_rows)
-
-
-def vllm_missing(device: torch.device) -> str | None:
-    """Why vLLM cannot sample in this process; None if it can."""
-    if device.type != "cuda":
-        return f"vLLM in this process needs a GPU, the device is {device.type}"
-    return None if find_spec("vllm") else "the package vllm is not installed (extra vllm)"
 
 
 def _vllm(settings: SoloSettings, policy: Policy, codec: HfCodec) -> Engine:

@@ -95,7 +95,7 @@ def checked_scores(provider: RewardProvider, inputs: Sequence[RewardInput]) -> t
         rewards = tuple(provider.score(inputs))
     except RewardFailed:
         raise
-    except Exception as error:  # a provider is the user's code: whatever it raises is this run's failure
+    except (Exception, SystemExit) as error:  # a provider is the user's code: what it raises is this run's failure
         raise RewardFailed(f"{provider.identity}: {type(error).__name__}: {error}", 0) from error
     if len(rewards) != len(inputs):
         raise RewardFailed(f"{provider.identity}: got {len(rewards)} rewards for {len(inputs)} responses", 0)
@@ -137,7 +137,7 @@ class PerRow:
         for place, item in enumerate(inputs):
             try:
                 value = self.function(item)
-            except Exception as error:  # the user's code
+            except (Exception, SystemExit) as error:  # the user's code; its sys.exit(0) would end the run as done
                 raise RewardFailed(
                     f"{item.where}: {self.name} raised {type(error).__name__}: {error}; the response: "
                     f"{item.solution[:80]!r}",
@@ -238,7 +238,7 @@ def custom_function(path: Path, name: str) -> PerRow:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's code
+    except (Exception, SystemExit) as error:  # the user's code
         raise Refused(f"reward.custom_reward_function.path={path}: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function) or inspect.iscoroutinefunction(function):

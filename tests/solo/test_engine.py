@@ -126,6 +126,23 @@ def test_waiting_prompts_take_the_slots_of_finished_rows(tiny_model: Any, monkey
     assert widths.count(2) > widths.count(1)
 
 
+def test_rows_of_every_length_join_leave_and_move_without_a_trace(tiny_model: Any) -> None:
+    """Forty prompts of 1 to 60 ids over five slots: rows that take a gap have written more or less than their
+    neighbours, and a slot has held rows of other lengths before."""
+    source = torch.Generator().manual_seed(5)
+    prompts = []
+    for place in range(40):
+        width = int(torch.randint(1, 60, (), generator=source))
+        ids = torch.randint(10, 260, (width,), generator=source).tolist()
+        prompts.append(Prompt((*(50 + place % 7 for _ in range(3)), *ids), 3 if place % 3 else 0))
+    stop = tuple(range(10, 260, 9))
+    expected = [greedy_alone(tiny_model, prompt, stop, 20) for prompt in prompts]
+    assert len({len(ids) for ids in expected}) > 8
+    got = generate(tiny_model, prompts, replace(GREEDY, max_tokens=20), stop, max_rows=5)
+    assert [item.ids for item in got] == expected
+    assert [len(item.log_probs) for item in got] == [len(ids) for ids in expected]
+
+
 def test_whoever_is_answered_may_ask_again_at_once(tiny_model: Any) -> None:
     """Three conversations of three turns, each turn's prompt holding what was written before; one slot short."""
     turns: dict[int, list[Generation]] = {0: [], 1: [], 2: []}
@@ -265,6 +282,11 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -
     assert [value > 0 for value in found] == [place < kept for place in range(4)]
     probs = [0.5, 0.25, 0.15, 0.1][:kept]
     assert found[:kept] == pytest.approx([value / sum(probs) for value in probs], abs=0.015)
+
+
+def test_top_p_stops_at_the_id_that_reaches_it() -> None:
+    token, _ = draw(torch.zeros(4000, 2), replace(FREE, temperature=1.0, top_p=0.5), stream(0, "draw"))
+    assert len(set(token.tolist())) == 1  # each has half: the first already reaches it
 
 
 def test_top_p_counts_what_top_k_left() -> None:

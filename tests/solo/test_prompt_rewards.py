@@ -187,6 +187,17 @@ def test_a_run_takes_an_injected_provider_and_records_who_scored_what(tmp_path: 
     assert [(record.group, record.sample) for record in records[:5]] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
 
 
+def test_a_reward_that_leaves_the_program_is_a_failed_reward() -> None:
+    """``sys.exit(0)`` in the user's file would end the run with exit code 0, half done."""
+
+    def leave(_: RewardInput) -> float:
+        raise SystemExit(0)
+
+    told = RewardInput("f.parquet:3", [], "s", 1, "made", "a", {})
+    with pytest.raises(RewardFailed, match=r"f\.parquet:3: leaving/1 raised SystemExit: 0"):
+        checked_scores(PerRow("leaving/1", leave), [told])
+
+
 def test_a_run_whose_reward_raises_ends_as_failed_and_keeps_the_responses(tmp_path: Path) -> None:
     def crash(item: RewardInput) -> float:
         raise ZeroDivisionError(item.where)
