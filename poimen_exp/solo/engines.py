@@ -42,11 +42,16 @@ def make_engine(settings: SoloSettings, policy: Policy, codec: HfCodec, say: Cal
         Refused: a sampling of which vLLM keeps no log-probs.
     """
     rollout = settings.rollout
+    if samples_with_vllm(settings, policy.device):
+        return _vllm(settings, policy, codec)
     if rollout.engine == "vllm" and policy.device.type == "cuda":
-        if find_spec("vllm"):
-            return _vllm(settings, policy, codec)
         say("rollouts by the transformers engine: the package vllm is not installed (extra vllm)")
     return TransformersEngine(policy.sampler, codec.stop_ids, codec.pad_id, rollout.max_rows)
+
+
+def samples_with_vllm(settings: SoloSettings, device: torch.device) -> bool:
+    """Whether vLLM was asked for, on a GPU, where it is installed."""
+    return settings.rollout.engine == "vllm" and device.type == "cuda" and find_spec("vllm") is not None
 
 
 def _vllm(settings: SoloSettings, policy: Policy, codec: HfCodec) -> Engine:

@@ -48,13 +48,12 @@ def on_device(work: Workload, settings: SoloSettings, device: torch.device) -> W
     """``work`` with what the device's memory decides: the share that vLLM takes, the room for slots."""
     import torch
 
-    from poimen_exp.solo.engines import vllm_missing
+    from poimen_exp.solo.engines import samples_with_vllm
 
     if device.type != "cuda":
         return work
     total = torch.cuda.get_device_properties(device).total_memory
-    vllm = settings.rollout.engine == "vllm" and vllm_missing(device) is None
-    share = int(total * settings.rollout.memory_share) if vllm else 0
+    share = int(total * settings.rollout.memory_share) if samples_with_vllm(settings, device) else 0
     return replace(work, device_bytes=total, engine_bytes=share)
 
 
