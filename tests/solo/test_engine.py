@@ -199,6 +199,35 @@ def test_a_longer_prompt_later_gets_its_room(tiny_model: Any) -> None:
     assert got == {key: greedy_alone(tiny_model, PROMPTS[key]) for key in (0, 1)}
 
 
+@pytest.mark.parametrize("over", [0, 1, 2])
+def test_a_row_at_the_very_end_of_the_slots_is_whole(tiny_model: Any, over: int) -> None:
+    """63 columns hold 51 prompt ids and 12 sampled ones; one more waits until the slots are made anew."""
+    edge = Prompt(tuple(range(10, 61 + over)), 4)
+    endless = tuple(range(900, 903))
+    got: list[tuple[int, tuple[int, ...]]] = []
+
+    def follow(key: int, generation: Generation) -> Request | None:
+        got.append((key, generation.ids))
+        return Request(edge, GREEDY) if key == 1 and len([k for k, _ in got if k == 1]) == 1 else None
+
+    engine = TransformersEngine(tiny_model, endless, PAD, 64)
+    engine.serve({key: Request(PROMPTS[key], GREEDY) for key in (0, 1)}, follow, stream(0, "a"))
+    assert got[-1] == (1, greedy_alone(tiny_model, edge, endless))
+
+
+def test_nothing_of_old_weights_is_read_after_an_update(tiny_model: Any) -> None:
+    """Keys and values of a prefix are those of the weights that read it: the next call reads it anew."""
+    model = copy.deepcopy(tiny_model)
+    engine = TransformersEngine(model, (STOP,), PAD, 64)
+    requests = [Request(prompt, GREEDY) for prompt in PROMPTS]
+    before = engine.generate(requests, stream(0, "a"))
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-1.0)
+    after = engine.generate(requests, stream(0, "a"))
+    assert [item.ids for item in after] == [greedy_alone(model, prompt) for prompt in PROMPTS]
+    assert after != before
+
+
 def test_prompts_beyond_the_prefill_budget_are_read_in_parts(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [item.ids for item in generate(tiny_model, PROMPTS, GREEDY)]
     monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 3)
