@@ -176,6 +176,10 @@ def resume(path: Path, overrides: Sequence[str] = ()) -> RunResult:
 
     cfg = resumed_config(path, overrides)
     checked = check(cfg)
+    if checked.solo is not None:
+        from poimen_exp.solo.run import require_same_run
+
+        require_same_run(checked.solo.settings, checked.solo.setup, path)
     with RunFolder.open(path, "resume") as folder:
         return _train(cfg, checked, folder, resume=True)
 

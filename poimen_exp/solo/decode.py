@@ -12,7 +12,7 @@ from torch import Tensor
 from poimen_exp.gates.types import Generation, Sampling
 from poimen_exp.solo.rows import pad_left
 from poimen_exp.solo.sampling import draw
-from poimen_exp.solo.slots import Slots, SlotView
+from poimen_exp.solo.slots import Slots, SlotView, columns_for
 
 _ROW_STEPS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows that a recorded decoding step may have: the live ones are filled up to the next."""
@@ -50,6 +50,7 @@ class Decoder:
         self._stop = torch.tensor(sorted(stop_ids), device=model.device)
         self._recorded: dict[tuple[int, int], Callable[[], Tensor]] = {}
         self._pool: Any = None
+        self._rows = self._room = 0
         self._keys: list[int] = []
         self._lengths: list[int] = []  # of the live rows, as ``_length`` has them: known without asking the device
         self._token = self._length = torch.zeros(0, dtype=torch.int64, device=model.device)
@@ -62,11 +63,11 @@ class Decoder:
     @property
     def free(self) -> int:
         """Rows that may join."""
-        return self._token.shape[0] - self.live
+        return self._rows - self.live
 
     def fits(self, length: int) -> bool:
         """Whether a row of so many ids, prompt and response, has a place."""
-        return length <= self._slots.columns
+        return length <= self._room
 
     def start(self, sampling: Sampling, rows: int, columns: int) -> None:
         """Makes room for rows of one sampling. Nothing may be live."""
@@ -76,6 +77,8 @@ class Decoder:
             self._recorded.clear()
             self._token = torch.zeros(self._slots.rows, dtype=torch.int64, device=device)
             self._length = torch.zeros_like(self._token)
+        # Of this call, whatever was reserved before: a run that was resumed batches as one that was not.
+        self._rows, self._room = min(rows, self._slots.rows), columns_for(columns)
         self._sampling = sampling
         self._count = torch.zeros_like(self._token)
         self._ids = torch.zeros((self._slots.rows, sampling.max_tokens), dtype=torch.int64, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,17 @@ def run_identity(settings: SoloSettings, setup: Setup) -> dict[str, str]:
     if settings.critic is not None:
         identity["critic"] = f"{base_model_sha256(settings.critic.path)}, rank {settings.critic.lora_rank}"
     return identity
+
+
+def require_same_run(settings: SoloSettings, setup: Setup, path: Path) -> None:
+    """Refuses to go on with the run in ``path`` as another one, before anything of it is touched."""
+    steps = sorted(path.glob("checkpoints/global_step_*/manifest.json"), key=lambda file: file.stat().st_mtime)
+    if steps:
+        saved = json.loads((steps[-1].parent / "progress.json").read_text())["identity"]
+        now = run_identity(settings, setup)
+        if saved != now:
+            keys = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
+            raise Refused(f"{path}: the run was started with another {', '.join(keys)}; start a new run for that")
 
 
 def _require_same(saved: object, now: dict[str, str], folder: RunFolder) -> None:

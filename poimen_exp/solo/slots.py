@@ -32,7 +32,10 @@ class Slots:
             raise Refused(
                 f"{config.model_type}: layers with a sliding window; the transformers engine has full attention"
             )
+        if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
+            raise Refused(f"{config.model_type}: got sliding_window={config.sliding_window}, expected full attention")
         use_grouped_attention(model)
+        self._asked = 0
         heads = config.num_attention_heads
         self._head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
@@ -57,10 +60,11 @@ class Slots:
         Returns:
             Whether they were made anew.
         """
-        if rows <= self.rows and columns <= self.columns:
+        if rows <= self._asked and columns <= self.columns:
             return False
-        rows, columns = max(rows, self.rows), max(columns, self.columns)
-        width = -(-(columns + 1) // _COLUMN_STEP) * _COLUMN_STEP
+        rows, columns = max(rows, self._asked), max(columns, self.columns)
+        self._asked = rows  # memory may give fewer: asking again for as many changes nothing
+        width = columns_for(columns) + 1
         empty = torch.empty((0,), dtype=self._dtype, device=self._device)
         self.kv = empty  # the old ones go before the new ones come
         shape = (self._layers, 2, self._rows_that_fit(rows, width), self._heads, width, self._head_size)
@@ -84,6 +88,11 @@ class Slots:
         """Copies the first ``columns`` of each slot in ``source`` to its partner in ``target``."""
         come, go = torch.tensor(source, device=self._device), torch.tensor(target, device=self._device)
         self.kv[:, :, go, :, :columns] = self.kv[:, :, come, :, :columns]
+
+
+def columns_for(columns: int) -> int:
+    """Columns that a row has where ``columns`` were asked for: one less than a multiple of 64."""
+    return -(-(columns + 1) // _COLUMN_STEP) * _COLUMN_STEP - 1
 
 
 class SlotView:

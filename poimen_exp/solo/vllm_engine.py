@@ -70,6 +70,7 @@ class VllmEngine:
         """Hands over the policy's adapter as it now is, and forgets every key and value."""
         from vllm.lora.request import LoRARequest
 
+        self.wake()  # an adapter's place is among the weights, which a sleeping engine does not have
         self._version += 1
         folder = self._root / f"v{self._version}"
         self._save(folder)
