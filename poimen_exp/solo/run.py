@@ -140,7 +140,10 @@ def require_same_run(settings: SoloSettings, setup: Setup, path: Path) -> None:
     """Refuses to go on with the run in ``path`` as another one, before anything of it is touched."""
     steps = sorted(path.glob("checkpoints/global_step_*/manifest.json"), key=lambda file: file.stat().st_mtime)
     if steps:
-        saved = json.loads((steps[-1].parent / "progress.json").read_text())["identity"]
+        try:
+            saved = json.loads((steps[-1].parent / "progress.json").read_text())["identity"]
+        except (OSError, ValueError, KeyError):
+            return  # damaged: said with the file's name when the checkpoint is loaded
         now = run_identity(settings, setup)
         if saved != now:
             keys = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
