@@ -86,12 +86,13 @@ def _check_solo(cfg: DictConfig) -> Checked:
     if settings.prompts is not None:
         return _check_prompts(keys, settings, tuple(plan))
     from poimen_exp.adapters.preflight import check_before_publishing, check_before_training
-    from poimen_exp.solo.setup import gate_setup
+    from poimen_exp.solo.setup import gate_setup, require_full_batch
 
     model = settings.model
     setup = gate_setup(model, settings.gates, settings.corpus, settings.rollout.max_prompt_length)
     check_before_training(model.path, model.lora_rank, model.lora_alpha, model.target_modules, model.adapter)
     check_before_publishing(keys.adapter.registry, keys.adapter.name)
+    require_full_batch(settings, setup.train_size)
     report = _gate_check(keys, setup.corpus, settings.loss)
     return Checked(keys, setup.corpus, report, SoloRun(settings, tuple(plan), setup))
 
@@ -100,9 +101,11 @@ def _check_prompts(keys: PoimenKeys, settings: SoloSettings, plan: tuple[FieldPl
     from poimen_exp.adapters.preflight import check_before_publishing, check_before_training
     from poimen_exp.solo.check import check_learning
     from poimen_exp.solo.prompt_setup import prompt_setup
+    from poimen_exp.solo.setup import require_full_batch
 
     model = settings.model
     setup = prompt_setup(settings)
+    require_full_batch(settings, setup.train_size)
     check_before_training(model.path, model.lora_rank, model.lora_alpha, model.target_modules, model.adapter)
     check_before_publishing(keys.adapter.registry, keys.adapter.name)
     return Checked(keys, None, _passed(check_learning(settings)), SoloRun(settings, plan, setup))
@@ -179,7 +182,7 @@ def resume(path: Path, overrides: Sequence[str] = ()) -> RunResult:
     if checked.solo is not None:
         from poimen_exp.solo.run import require_same_run
 
-        require_same_run(checked.solo.settings, checked.solo.setup, path)
+        require_same_run(checked.solo.settings, checked.solo.setup, RunFolder.open(path, "read"))
     with RunFolder.open(path, "resume") as folder:
         return _train(cfg, checked, folder, resume=True)
 

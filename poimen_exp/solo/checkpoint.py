@@ -142,7 +142,7 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     """
     from safetensors.torch import load_file
 
-    manifest = json.loads((path / MANIFEST).read_text())
+    manifest = _json(path / MANIFEST, "metrics_bytes", "files")
     for entry in manifest["files"]:
         file = path / entry["path"]
         if not file.exists() or sha256_of(file) != entry["sha256"]:
@@ -150,8 +150,7 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
                 f"{file}: damaged or missing; expected sha256 {entry['sha256']}; "
                 f"delete {path} to use an older checkpoint"
             )
-    progress = json.loads((path / "progress.json").read_text())
-    identity = progress.pop("identity")
+    progress, identity = load_progress(path)
     critic = None
     if (path / CRITIC_WEIGHTS).exists():
         critic = _load_role(path / CRITIC_WEIGHTS, path / CRITIC_OPTIMIZER)
@@ -159,7 +158,29 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
     state = TrainState(actor, load_file(path / "reference.safetensors"), identity, critic)
     rng = torch.load(path / "rng.pt", weights_only=True)
     run = path.parent.parent.absolute()
-    return LoadedCheckpoint(run, Progress(**progress), state, rng, int(manifest["metrics_bytes"]))
+    return LoadedCheckpoint(run, progress, state, rng, int(manifest["metrics_bytes"]))
+
+
+def load_progress(path: Path) -> tuple[Progress, dict[str, str]]:
+    """Counters of a checkpoint, and the identity of its run; hashes are not looked at.
+
+    Raises:
+        RunFailed: the file is damaged.
+    """
+    found = _json(path / "progress.json", "step", "identity")
+    identity = found.pop("identity")
+    return Progress(**found), identity
+
+
+def _json(file: Path, *keys: str) -> dict[str, Any]:
+    """The object in a file that must have these keys."""
+    try:
+        found = json.loads(file.read_text())
+        if not (isinstance(found, dict) and found.keys() >= set(keys)):
+            raise ValueError(f"no {' or '.join(keys)}")
+    except (OSError, ValueError) as error:
+        raise RunFailed(f"{file}: damaged: {error}; delete {file.parent} to use an older checkpoint") from error
+    return found
 
 
 def _save_role(role: Trained, weights: Path, optimizer: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from poimen_exp.errors import Refused
 from poimen_exp.solo.losses import MiniBatchSize, finite, summed
-from poimen_exp.solo.policy import frozen_state
+from poimen_exp.solo.policy import frozen_state, put_weights
 from poimen_exp.solo.ragged import Ragged, at
 from poimen_exp.solo.rows import Row, micro_batches, pad_left, pad_right
 from poimen_exp.solo.settings import CriticSettings
 from poimen_exp.solo.task import RolloutBatch
-from poimen_exp.solo.update import UpdateReport, lr_schedule, mini_batches, step_quietly
+from poimen_exp.solo.update import UpdateReport, lr_schedule, mini_batches, role_report, step_quietly
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,13 @@ class Critic:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Puts trainable weights back; names must match exactly."""
-        mine = self.trainable()
-        if mine.keys() != state.keys():
-            raise Refused(f"critic weights do not fit: names differ in {sorted(mine.keys() ^ state.keys())[:4]}")
-        with torch.no_grad():
-            for name, value in state.items():
-                mine[name].copy_(value)
+        put_weights(self.trainable(), state, "critic")
 
     @torch.no_grad()
     def values(self, rows: Sequence[Row]) -> Ragged:
         """Value before each response token of each row."""
         out: dict[int, Tensor] = {}
-        for places in micro_batches(rows, range(len(rows)), self._settings.micro_batch_tokens):
+        for places in self._micro_batches(rows, range(len(rows))):
             predicted, mask = self._forward([rows[place] for place in places])
             for place, values, kept in zip(places, predicted, mask, strict=True):
                 out[place] = values[kept]
@@ -136,7 +131,7 @@ class Critic:
         if norms:
             metrics["critic/grad_norm"] = sum(norms) / len(norms)
         metrics["critic/lr"] = float(self.schedule.get_last_lr()[0])
-        return UpdateReport(metrics, len(norms), skipped)
+        return role_report(metrics, len(norms), skipped)
 
     def _optimizer_step(
         self, batch: RolloutBatch, mini: Sequence[int], values: Ragged
@@ -145,7 +140,7 @@ class Critic:
         size = MiniBatchSize(sum(len(batch.rows[place].response) for place in mini), len(mini))
         self.optimizer.zero_grad(set_to_none=True)
         parts, names = [], f"{batch.names[mini[0]]} ... {batch.names[mini[-1]]}"
-        for places in micro_batches(batch.rows, mini, self._settings.micro_batch_tokens):
+        for places in self._micro_batches(batch.rows, mini):
             predicted, mask = self._forward([batch.rows[place] for place in places])
             inputs = ValueBatch(predicted, at(batch.returns, places, mask), at(values, places, mask), mask)
             loss, part = value_loss(inputs, size, self._settings)
@@ -161,6 +156,11 @@ class Critic:
             return f"critic: gradient norm {norm} over {names}", {}, norm
         self.optimizer.step()
         return None, summed(parts), norm
+
+    def _micro_batches(self, rows: Sequence[Row], order: Sequence[int]) -> list[list[int]]:
+        """Cut by tokens; each row's prompt counts, since a forward of the critic shares none."""
+        whole = [replace(row, prompt=replace(row.prompt, shared=0)) for row in rows]
+        return micro_batches(whole, order, self._settings.micro_batch_tokens)
 
     def _forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """[N, R] value before each response token, and [N, R] bool True on response tokens."""

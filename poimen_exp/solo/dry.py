@@ -39,7 +39,6 @@ def checked_setup(cfg: DictConfig) -> tuple[SoloSettings, Setup]:
 
     solo = app.check(cfg).solo
     assert solo is not None  # the caller planned it for one device
-    require_full_batch(solo.settings, solo.setup.train_size)
     return solo.settings, solo.setup
 
 

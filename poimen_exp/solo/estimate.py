@@ -8,7 +8,7 @@ rows of one group share, S other prompt tokens, R response tokens, T = P + S + R
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GB = 2**30  # as perf/max_memory_allocated_gb has it
 ADAM_BYTES = 16
@@ -253,7 +253,8 @@ def update_bytes(model: ModelShape, work: Workload) -> int:
 
 def critic_update_bytes(critic: Critic, longest: Rows) -> int:
     """The critic's widest micro-batch: as the actor's, but every prompt is read whole, and a token has one number."""
-    shape, rows = critic.shape, micro_batch_rows(longest, critic.micro_batch_tokens, critic.mini_rows)
+    whole = replace(longest, prefix=0, suffix=longest.prefix + longest.suffix)
+    shape, rows = critic.shape, micro_batch_rows(whole, critic.micro_batch_tokens, critic.mini_rows)
     layer = rows * longest.tokens * (token_bytes(shape) + context_bytes(shape) + longest.tokens * shape.dtype_bytes)
     return math.ceil(shape.layers * layer)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from poimen_exp.adapters.manifest import read_manifest
 from poimen_exp.config.tree import resolved, verl_tree
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.solo.checkpoint import CRITIC_WEIGHTS
@@ -24,8 +25,8 @@ from poimen_exp.solo.export_prompts import float32_engines, prompts_config, prom
 from poimen_exp.solo.plan import compile_settings
 from poimen_exp.solo.plan_source import load_config
 from poimen_exp.solo.settings import SoloSettings
-from poimen_exp.solo.setup import GateSetup
-from poimen_exp.tracking.files import write_json
+from poimen_exp.solo.setup import GateSetup, Setup
+from poimen_exp.tracking.files import read_json, write_json
 from poimen_exp.tracking.integrity import verify_run
 from poimen_exp.tracking.run_folder import RunFolder
 from poimen_exp.tracking.sums import sums_of, write_sums
@@ -65,11 +66,12 @@ def export_verl(run: Path, out: Path) -> Path:
         notes = _critic(found, aside)
         if found.settings.prompts is None:
             config, more = gates_config(found.cfg, out.absolute() / "adapter")
-            _gates_data(found.settings, aside / "data")
+            _gates_data(found.settings, _same_setup(found), aside / "data")
             check_gates(config, aside / "adapter")
             launch = gates_launch(config)
         else:
             config, more = prompts_config(found.cfg, found.settings)
+            _same_setup(found)
             prompts_data(found.settings, aside)
             check_with_verl(config)
             launch = prompts_launch(config, found.settings)
@@ -97,7 +99,7 @@ def finished_run(path: Path) -> SoloRun:
     if cfg.backend != "solo":
         raise Refused(f"{path}: got a run of backend={cfg.backend}, expected solo: it is on verl already")
     settings, _ = compile_settings(cfg)
-    return SoloRun(folder, cfg, settings, result.step if result.best_step is None else result.best_step)
+    return SoloRun(folder, cfg, settings, read_manifest(folder.adapter).step)
 
 
 def _critic(run: SoloRun, out: Path) -> dict[str, str]:
@@ -146,9 +148,19 @@ def gates_config(cfg: DictConfig, adapter: Path) -> tuple[DictConfig, dict[str, 
     return out, notes
 
 
-def _gates_data(settings: SoloSettings, out: Path) -> None:
+def _same_setup(run: SoloRun) -> Setup:
+    """What the run read; refused where data or reward were changed after it."""
+    setup = loaded_setup(run.settings)
+    then, now = read_json(run.folder.provenance)["identity"], setup.identity(run.settings)
+    changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+    if changed:
+        told = "; ".join(f"{key}: {then.get(key)} then, {now.get(key)} now" for key in changed)
+        raise Refused(f"{run.folder.path}: what the run read was changed since: {told}")
+    return setup
+
+
+def _gates_data(settings: SoloSettings, setup: Setup, out: Path) -> None:
     """Which corpus, and which of its tasks on which side: the corpus itself stays where it is."""
-    setup = loaded_setup(settings)
     assert isinstance(setup, GateSetup)
     assert settings.corpus is not None
     corpus = setup.corpus

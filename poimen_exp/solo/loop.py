@@ -134,8 +134,8 @@ class Loop:
             assert measured.values is not None
             with clock("update_critic"):
                 reports.append(self.critic.update(batch, measured.values))
-        with clock("update_actor"):
-            if step >= self.settings.trainer.critic_warmup:
+        if step >= self.settings.trainer.critic_warmup:
+            with clock("update_actor"):
                 reports.append(self.updater.update(batch, measured))
         return joined(reports)
 
@@ -147,7 +147,7 @@ class Loop:
 
     def _count(self, step: int, batch: RolloutBatch, report: UpdateReport) -> None:
         skipped = len(report.skipped)
-        in_a_row = 0 if report.taken else self.progress.skipped_in_a_row + skipped
+        in_a_row = self.progress.skipped_in_a_row + report.stalled if report.stalled else 0
         self.progress = replace(
             self.progress,
             step=step,
@@ -289,8 +289,9 @@ def _throughput(batch: RolloutBatch, clock: _Clock) -> dict[str, Any]:
         "perf/total_num_tokens": float(tokens),
         "perf/throughput": tokens / seconds["step"],
         "perf/rollout_tokens_per_s": sampled / seconds["gen"],
-        "perf/update_tokens_per_s": tokens / seconds["update_actor"],
     }
+    if "update_actor" in seconds:  # the actor waits while the critic warms up
+        metrics["perf/update_tokens_per_s"] = tokens / seconds["update_actor"]
     if torch.cuda.is_available():
         metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / 2**30
     return metrics

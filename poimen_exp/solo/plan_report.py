@@ -104,7 +104,7 @@ def _print(plan: Sequence[FieldPlan], console: Console) -> None:
         table.add_column(column, overflow="fold")
     for entry in sorted(plan, key=lambda entry: entry.refusal is None):
         disposition = "REFUSED" if entry.refusal else entry.disposition
-        reason = entry.lowering or entry.reason
+        reason = entry.refusal or entry.lowering or entry.reason
         table.add_row(entry.field, _short(entry.value), disposition, entry.target or "", reason)
     console.print(table)
     counts = Counter(entry.disposition for entry in plan)

@@ -104,12 +104,7 @@ class Policy:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Puts trainable weights back; names must match exactly."""
-        mine = self.trainable()
-        if mine.keys() != state.keys():
-            raise Refused(f"adapter weights do not fit: names differ in {sorted(mine.keys() ^ state.keys())[:4]}")
-        with torch.no_grad():
-            for name, value in state.items():
-                mine[name].copy_(value)
+        put_weights(self.trainable(), state, "adapter")
 
     @contextmanager
     def using(self, state: Mapping[str, Tensor]) -> Iterator[None]:
@@ -140,6 +135,15 @@ class Policy:
                 largest = max(largest, float((merged - weight).abs().max()))
                 self.sampler.get_submodule(name).weight.copy_(merged)
         return largest
+
+
+def put_weights(mine: Mapping[str, torch.nn.Parameter], state: Mapping[str, Tensor], what: str) -> None:
+    """Copies ``state`` into the parameters of those names, which must match exactly; ``what`` is for the message."""
+    if mine.keys() != state.keys():
+        raise Refused(f"{what} weights do not fit: names differ in {sorted(mine.keys() ^ state.keys())[:4]}")
+    with torch.no_grad():
+        for name, value in state.items():
+            mine[name].copy_(value)
 
 
 def frozen_state(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, Tensor]:

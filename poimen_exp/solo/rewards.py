@@ -137,13 +137,13 @@ class PerRow:
         for place, item in enumerate(inputs):
             try:
                 value = self.function(item)
+                out.append(value if isinstance(value, Reward) else Reward(float(value)))
             except (Exception, SystemExit) as error:  # the user's code; its sys.exit(0) would end the run as done
                 raise RewardFailed(
                     f"{item.where}: {self.name} raised {type(error).__name__}: {error}; the response: "
                     f"{item.solution[:80]!r}",
                     place,
                 ) from error
-            out.append(value if isinstance(value, Reward) else Reward(float(value)))
         return out
 
 
@@ -189,7 +189,10 @@ def exact_answer() -> PerRow:
         return float(normalize_answer(answer) in {normalize_answer(str(text)) for text in accepted})
 
     def lacks(row: RewardInput) -> str | None:
-        return None if row.ground_truth not in (None, []) else "reward_model.ground_truth: got none, expected an answer"
+        accepted = row.ground_truth if isinstance(row.ground_truth, list) else [row.ground_truth]
+        if accepted and all(text is not None and normalize_answer(str(text)) for text in accepted):
+            return None
+        return f"reward_model.ground_truth: got {row.ground_truth!r}, expected answers that silence does not match"
 
     return PerRow("exact_answer/1", score, lacks)
 

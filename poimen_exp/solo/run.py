@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +10,14 @@ from poimen_exp.adapters.export import export_adapter
 from poimen_exp.adapters.hashing import base_model_sha256, sha256_of_file
 from poimen_exp.adapters.manifest import WEIGHTS_NAME
 from poimen_exp.errors import Refused
-from poimen_exp.solo.checkpoint import LoadedCheckpoint, Progress, Trained, load_checkpoint, restore_rng
+from poimen_exp.solo.checkpoint import LoadedCheckpoint, Progress, Trained, load_checkpoint, load_progress, restore_rng
 from poimen_exp.solo.critic import Critic
 from poimen_exp.solo.engines import make_engine
 from poimen_exp.solo.loop import Loop
 from poimen_exp.solo.policy import Policy, pick_device
 from poimen_exp.solo.reference import named_adapter
 from poimen_exp.solo.seeds import seed_everything
-from poimen_exp.solo.settings import SoloSettings
+from poimen_exp.solo.settings import OptimSettings, SoloSettings
 from poimen_exp.solo.setup import Setup, require_full_batch
 from poimen_exp.solo.update import Updater
 from poimen_exp.tracking.metrics_log import by_step, read_metrics
@@ -128,31 +127,32 @@ def run_identity(settings: SoloSettings, setup: Setup) -> dict[str, str]:
         "model": base_model_sha256(settings.model.path),
         "seed": str(settings.seed),
         "lora": f"rank {settings.model.lora_rank}, alpha {settings.model.lora_alpha}",
+        "optimizer": _fixed_optimizer(settings.optim),
+        "batch": f"{settings.step.train_batch_size} prompts",  # a step's place in the data is counted in batches
     }
     if settings.reference is not None:
         identity["reference"] = sha256_of_file(settings.reference / WEIGHTS_NAME)
     if settings.critic is not None:
         identity["critic"] = f"{base_model_sha256(settings.critic.path)}, rank {settings.critic.lora_rank}"
+        identity["critic optimizer"] = _fixed_optimizer(settings.critic.optim)
     return identity
 
 
-def require_same_run(settings: SoloSettings, setup: Setup, path: Path) -> None:
-    """Refuses to go on with the run in ``path`` as another one, before anything of it is touched."""
-    steps = sorted(path.glob("checkpoints/global_step_*/manifest.json"), key=lambda file: file.stat().st_mtime)
+def _fixed_optimizer(optim: OptimSettings) -> str:
+    """What a checkpoint's optimizer and schedule bring with them: another value would be accepted and not used."""
+    return f"lr {optim.lr!r}, weight decay {optim.weight_decay!r}, betas {optim.betas!r}"
+
+
+def require_same_run(settings: SoloSettings, setup: Setup, folder: RunFolder) -> None:
+    """Refuses to go on with a run as another one, before anything of it is touched."""
+    steps = folder.checkpoint_steps()
     if steps:
-        try:
-            saved = json.loads((steps[-1].parent / "progress.json").read_text())["identity"]
-        except (OSError, ValueError, KeyError):
-            return  # damaged: said with the file's name when the checkpoint is loaded
-        now = run_identity(settings, setup)
-        if saved != now:
-            keys = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
-            raise Refused(f"{path}: the run was started with another {', '.join(keys)}; start a new run for that")
+        saved = load_progress(folder.checkpoint(steps[-1]))[1]
+        _require_same(saved, run_identity(settings, setup), folder)
 
 
-def _require_same(saved: object, now: dict[str, str], folder: RunFolder) -> None:
+def _require_same(saved: Mapping[str, str], now: Mapping[str, str], folder: RunFolder) -> None:
     if saved != now:
-        assert isinstance(saved, dict)
         keys = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
         raise Refused(
             f"{folder.path}: the run was started with another {', '.join(keys)}: "

@@ -23,11 +23,15 @@ from poimen_exp.solo.task import Measured, Needs, RolloutBatch
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """Metrics of a step's updates, the optimizer steps taken, and one message for each that was skipped."""
+    """Metrics of a step's updates, the optimizer steps taken, and one message for each that was skipped.
+
+    ``stalled``: optimizer steps that roles skipped which took none.
+    """
 
     metrics: Mapping[str, float]
     taken: int
     skipped: Sequence[str]
+    stalled: int
 
 
 def joined(reports: Sequence[UpdateReport]) -> UpdateReport:
@@ -36,8 +40,16 @@ def joined(reports: Sequence[UpdateReport]) -> UpdateReport:
     for report in reports:
         metrics |= report.metrics
     return UpdateReport(
-        metrics, sum(report.taken for report in reports), [why for report in reports for why in report.skipped]
+        metrics,
+        sum(report.taken for report in reports),
+        [why for report in reports for why in report.skipped],
+        sum(report.stalled for report in reports),
     )
+
+
+def role_report(metrics: Mapping[str, float], taken: int, skipped: Sequence[str]) -> UpdateReport:
+    """The report of one role."""
+    return UpdateReport(metrics, taken, skipped, 0 if taken else len(skipped))
 
 
 @dataclass
@@ -92,7 +104,7 @@ class Updater:
         if measured.log_probs is not None:
             diff.add(measured.log_probs, batch.rows)
         step_quietly(self.schedule)
-        return UpdateReport(self._metrics(log, diff), len(log.norms), log.skipped)
+        return role_report(self._metrics(log, diff), len(log.norms), log.skipped)
 
     def _measure(self, rows: Sequence[Row]) -> Measured:
         needs = self.needs

@@ -60,7 +60,7 @@ class VllmEngine:
         self, settings: VllmSettings, samplings: Sequence[Sampling], stop_ids: Sequence[int], save: SavePeft
     ) -> None:
         self._stop, self._save, self._version, self._asked = list(stop_ids), save, 0, 0
-        self._root = Path(tempfile.mkdtemp(prefix="poimen-adapter-"))
+        self._root = tempfile.TemporaryDirectory(prefix="poimen-adapter-")
         self._sleeps = torch.cuda.is_available()
         self._engine = _start(settings, log_probs_mode(samplings), self._sleeps)
         self._lora: Any = None
@@ -72,7 +72,7 @@ class VllmEngine:
 
         self.wake()  # an adapter's place is among the weights, which a sleeping engine does not have
         self._version += 1
-        folder = self._root / f"v{self._version}"
+        folder = Path(self._root.name, f"v{self._version}")
         self._save(folder)
         if self._lora is not None:
             self._engine.remove_lora(self._lora.lora_int_id)
@@ -91,10 +91,6 @@ class VllmEngine:
         """Takes back what ``sleep`` gave up."""
         if self._sleeps and self._engine.is_sleeping():
             self._engine.wake_up()
-
-    def close(self) -> None:
-        """Removes the adapters' folder."""
-        shutil.rmtree(self._root, ignore_errors=True)
 
     def generate(self, requests: Sequence[Request], generator: torch.Generator) -> list[Generation]:
         """Continues every prompt; results in the order of ``requests``."""

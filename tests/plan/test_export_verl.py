@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from poimen_exp import app
 from poimen_exp.errors import Refused, RunFailed
-from poimen_exp.solo.export_verl import export_verl
+from poimen_exp.solo.export_verl import export_verl, finished_run
 from poimen_exp.tracking.run_folder import RunFolder
 from poimen_exp.tracking.sums import read_sums, sums_of
 
@@ -201,6 +201,27 @@ def test_what_cannot_be_exported_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_data_that_was_changed_after_the_run_is_refused(gae_export: Path, tmp_path: Path) -> None:
+    provenance = gae_export.parent / "run" / "provenance.json"
+    kept = provenance.read_text()
+    found = json.loads(kept)
+    found["identity"]["data"] = "train 00, val 00"
+    provenance.write_text(json.dumps(found))
+    with pytest.raises(Refused, match=r"what the run read was changed since: data: train 00, val 00 then"):
+        export_verl(gae_export.parent / "run", tmp_path / "out")
+    provenance.write_text(kept)
+
+
+def test_the_critic_is_that_of_the_adapters_step(gae_export: Path) -> None:
+    run = gae_export.parent / "run"
+    kept = (run / "result.json").read_text()
+    # As where no validation beat a fresh start: the best step is 0, the adapter that of the last step.
+    (run / "result.json").write_text(json.dumps({**json.loads(kept), "best_step": 0}))
+    found = finished_run(run)
+    (run / "result.json").write_text(kept)
+    assert found.step == json.loads((run / "adapter" / "poimen.json").read_text())["step"] > 0
+
+
 def test_a_reward_that_verl_cannot_compute_is_refused(gae_export: Path, tmp_path: Path) -> None:
     run = gae_export.parent / "run"
     kept = (run / "resolved.yaml").read_text()
@@ -212,8 +233,6 @@ def test_a_reward_that_verl_cannot_compute_is_refused(gae_export: Path, tmp_path
 
 @pytest.mark.verl
 def test_the_export_trains_a_step_on_verl(gates_export: Path, tmp_path: Path) -> None:
-    if "verl" not in os.environ.get("POIMEN_REQUIRE", "").split(","):
-        pytest.skip("verl: starts Ray for minutes; POIMEN_REQUIRE=verl runs it")
     folder = tmp_path / "verl"
     environment = {
         **os.environ,

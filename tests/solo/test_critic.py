@@ -16,7 +16,7 @@ from poimen_exp.solo.losses import MiniBatchSize
 from poimen_exp.solo.rows import Row
 from poimen_exp.solo.settings import CriticSettings
 
-from .support import CPU, OPTIM, PAD, batch, some_rows
+from .support import CPU, OPTIM, PAD, batch, row, some_rows
 
 GROUPS = [0, 0, 0, 1, 1, 1]
 
@@ -65,6 +65,21 @@ def test_values_are_those_of_one_row_at_a_time(tiny_folder: Path, budget: int) -
     for value, plain in zip(made.values(some_rows()), wanted, strict=True):
         assert torch.allclose(value, plain, atol=1e-5)
         assert plain.abs().max() > 1e-3
+
+
+def test_a_micro_batch_holds_the_prompts_of_all_its_rows(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rows of one prompt of 40 ids and 10 sampled ones are 200 tokens to a critic, which shares nothing."""
+    widths: list[int] = []
+    made = critic(tiny_folder, micro_batch_tokens=100)
+    plain = made._forward
+
+    def counted(rows: Any) -> Any:
+        widths.append(len(rows))
+        return plain(rows)
+
+    monkeypatch.setattr(made, "_forward", counted)
+    made.values([row(range(10, 50), 39, range(60, 70)) for _ in range(4)])
+    assert widths == [2, 2]
 
 
 def test_every_weight_is_trained_in_float32_whatever_the_forwards_run_in(tiny_folder: Path) -> None:

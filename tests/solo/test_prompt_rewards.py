@@ -58,6 +58,9 @@ def test_target_length_falls_on_both_sides(tokens: int, expected: float) -> None
 
 def test_a_row_without_what_the_reward_reads_is_named_before_the_run() -> None:
     assert exact_answer().check(replace(ROW, ground_truth=None)) is not None
+    for silent in ("", "The.", [], ["4", ""], ["4", None]):  # an empty response would be right
+        assert "silence" in str(exact_answer().check(replace(ROW, ground_truth=silent))), silent
+    assert exact_answer().check(replace(ROW, ground_truth=["4", "four"])) is None
     assert target_length().check(replace(ROW, extra_info={})) is not None
     assert target_length().check(replace(ROW, extra_info={"target_length": 0})) is not None
     assert exact_answer().check(ROW) is None
@@ -185,6 +188,14 @@ def test_a_run_takes_an_injected_provider_and_records_who_scored_what(tmp_path: 
         assert record.turns[0].prompt_tokens > 20
         assert len(record.turns[0].log_probs) == len(record.turns[0].response_ids)
     assert [(record.group, record.sample) for record in records[:5]] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+
+
+def test_a_reward_that_is_no_number_names_its_row() -> None:
+    inputs = [RewardInput(f"f.parquet:{row}", [], "s", 1, "made", "a", {}) for row in (0, 1)]
+    provider = PerRow("odd/1", lambda item: 1.0 if item.where.endswith(":0") else None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(RewardFailed, match=r"f\.parquet:1: odd/1 raised TypeError") as failed:
+        checked_scores(provider, inputs)
+    assert failed.value.place == 1
 
 
 def test_a_reward_that_leaves_the_program_is_a_failed_reward() -> None:

@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from poimen_exp import app
+from poimen_exp.config.compose import compose_config
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.solo.run import extended
 from poimen_exp.tracking.metrics_log import read_metrics
 
-from .run_support import run, small_corpus, small_settings
+from .run_support import SMALL, run, small_corpus, small_settings
 
 _TIMES = ("timing_s/", "perf/")
 
@@ -99,6 +102,37 @@ def test_another_alpha_is_refused_on_resume(corpus: Path, straight: Path, tmp_pa
     shutil.copytree(straight, other)
     with pytest.raises(Refused, match="another alpha"):
         run(small_settings(corpus, "trainer.total_training_steps=7", "alpha=0.5"), other, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("actor_rollout_ref.actor.optim.lr=0.5", "another optimizer: .*lr 0.002.* then, lr 0.5"),
+        ("actor_rollout_ref.actor.optim.weight_decay=0.3", "another optimizer"),
+        ("data.train_batch_size=8", "another batch: batch: 4 prompts then, 8 prompts now"),
+    ],
+)
+def test_a_resume_that_could_not_have_its_way_is_refused_and_leaves_the_run_as_it_was(
+    corpus: Path, straight: Path, tmp_path: Path, override: str, named: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(straight, other)
+    seed = small_settings(corpus).corpus.split_seed
+    cfg = compose_config([*SMALL, f"corpus.path={corpus}", f"corpus.split_seed={seed}", "tracking=none"])
+    (other / "resolved.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    (other / "result.json").write_text("{}")
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    with pytest.raises(Refused, match=named):
+        app.resume(other, ["trainer.total_training_steps=7", override])
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_manifest_is_named(corpus: Path, straight: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(straight, damaged)
+    (damaged / "checkpoints" / "global_step_6" / "manifest.json").write_text('{"schema"')
+    with pytest.raises(RunFailed, match=r"global_step_6/manifest\.json: damaged"):
+        run(small_settings(corpus, "trainer.total_training_steps=7"), damaged, resume=True)
 
 
 def test_only_the_newest_and_the_best_checkpoints_are_kept(corpus: Path, straight: Path) -> None:

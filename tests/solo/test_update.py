@@ -12,7 +12,7 @@ from torch import Tensor
 from poimen_exp.errors import Refused
 from poimen_exp.solo.policy import Policy
 from poimen_exp.solo.settings import StepSettings
-from poimen_exp.solo.update import Updater, mini_batches
+from poimen_exp.solo.update import Updater, joined, mini_batches, role_report
 
 from .support import LOSS, OPTIM, STEP, batch, plain_log_probs, policy, row, some_batch, some_rows, updater
 
@@ -30,6 +30,13 @@ def gradients(of: Policy) -> dict[str, Tensor]:
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_role_that_takes_no_step_stalls_whatever_the_other_takes() -> None:
+    critic, actor = role_report({}, 2, ["nan"]), role_report({}, 0, ["nan", "nan"])
+    both = joined([critic, actor])
+    assert (both.taken, len(both.skipped), both.stalled) == (2, 3, 2)
+    assert joined([critic, role_report({}, 1, [])]).stalled == 0
 
 
 def test_the_gradient_is_that_of_the_advantages_over_all_tokens(tiny_policy: Policy) -> None:

@@ -44,7 +44,6 @@ def main(job: Any) -> dict[str, Any]:
         return Request(Prompt((*prompts[key].ids, *generation.ids), 0), greedy) if turns < 2 else None
 
     engine.serve({key: Request(prompts[key], greedy) for key in (0, 1)}, follow, generator())
-    engine.close()
     return out
 
 
