@@ -6,6 +6,7 @@
 # CORPUS   folder made by `poimen corpus convert hotpotqa`
 # OUT      folder for what is worth keeping: curves.png, curves.md, metrics.jsonl, eval-test.txt, test.json, run.tar.gz
 # SECONDS  wall clock of warm start and training; evaluation and curves take about two minutes more
+# SAMPLES  environment: readings a question in the evaluation (default 4)
 # The packages of pyproject.toml must be importable; the package itself need not be installed.
 set -euo pipefail
 model=$(realpath "$1") corpus=$(realpath "$2") out=$3 seconds=$4
@@ -51,7 +52,7 @@ out = Path(sys.argv[1])
 write_curves(out, out / "curves.png", out / "curves.md")
 PY
 clock "curves drawn"
-COLUMNS=240 poimen eval "$run" --split test --samples 4 | tee "$out/eval-test.txt"
+COLUMNS=240 poimen eval "$run" --split test --samples "${SAMPLES:-4}" | tee "$out/eval-test.txt"
 cp "$run/evaluation/test.json" "$out/test.json"
 clock "evaluated"
 tar -C "$run" -czf "$out/run.tar.gz" --exclude=checkpoints --exclude='*.safetensors' .

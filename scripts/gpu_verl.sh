@@ -29,7 +29,8 @@ SECONDS=0
 if [[ -z $adapter && $warm -gt 0 ]]; then
   # One step of four readings at the schedule's first rate, which is 0: what is exported is the warm start.
   "$python" -m poimen_exp +experiment=smollm2 tracking=none "gates.warm_start.steps=$warm" data.train_batch_size=2 \
-    actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.rollout.n=2 trainer.total_training_steps=1 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.rollout.name=hf \
+    actor_rollout_ref.rollout.n=2 trainer.total_training_steps=1 \
     trainer.val_before_train=false trainer.test_freq=-1 "corpus.path=$corpus" "actor_rollout_ref.model.path=$model" \
     "hydra.run.dir=$run-warm"
   adapter=$run-warm/adapter

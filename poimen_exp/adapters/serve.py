@@ -15,6 +15,7 @@ from typing import Literal
 from poimen_exp.adapters.check import mount_check
 from poimen_exp.adapters.lora_config import vllm_rank
 from poimen_exp.adapters.manifest import Manifest, read_manifest
+from poimen_exp.adapters.vllm_env import NO_FLASHINFER
 from poimen_exp.errors import Refused
 
 Device = Literal["cuda", "cpu"]
@@ -152,4 +153,6 @@ def pick_server_device(wanted: str) -> Device:
 
 def _environment(device: Device) -> dict[str, str]:
     shared = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    if NO_FLASHINFER[0] not in os.environ:
+        shared |= dict([NO_FLASHINFER])
     return shared | (_CPU_ENV if device == "cpu" else {})

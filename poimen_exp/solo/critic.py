@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from poimen_exp.errors import Refused
+from poimen_exp.solo.fused import use_fused_lora, use_fused_norms
 from poimen_exp.solo.losses import MiniBatchSize, finite, summed
-from poimen_exp.solo.policy import frozen_state, put_weights
+from poimen_exp.solo.policy import ADAPTER, frozen_state, put_weights
 from poimen_exp.solo.ragged import Ragged, at
 from poimen_exp.solo.rows import Row, micro_batches, pad_left, pad_right
 from poimen_exp.solo.settings import CriticSettings
@@ -205,6 +206,8 @@ def _value_model(settings: CriticSettings) -> Any:
         ) from error
     finally:
         logging.set_verbosity(level)
+    if base_dtype != torch.float32:
+        use_fused_norms(model)
     return _with_adapter(model, settings) if settings.lora_rank else model
 
 
@@ -225,4 +228,6 @@ def _with_adapter(model: Any, settings: CriticSettings) -> Any:
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    if settings.dtype != "float32":
+        use_fused_lora(wrapped, ADAPTER)
     return wrapped

@@ -75,6 +75,7 @@ class Decoder:
         device = self._model.device
         if self._slots.reserve(rows, columns):
             self._recorded.clear()
+            self._pool = None  # CUDA frees a pool with the last recording in it
             self._token = torch.zeros(self._slots.rows, dtype=torch.int64, device=device)
             self._length = torch.zeros_like(self._token)
         # Of this call, whatever was reserved before: a run that was resumed batches as one that was not.

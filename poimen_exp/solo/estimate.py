@@ -15,9 +15,13 @@ ADAM_BYTES = 16
 """A trained number in float32: weight, gradient, two moments."""
 REFERENCE_BYTES = 4
 """The adapter that KL is measured against, kept beside the trained one."""
-HEAD_BYTES = 20
-"""Peak of a logit that is trained through: scaled and softmax kept for the backward pass (4 + 4), and there the
-gradients of gather, logsumexp and their sum (4 + 4 + 4)."""
+HEAD_COPIES = 3
+"""Of a logit that is trained through, in the base's type: itself, its gradient, and that among the padded ones."""
+HEAD_CHUNK = 2**28
+HEAD_CHUNK_BYTES = 12
+"""Logits that are worked on at a time, and what each then takes: scaled, its exponential and a product, in float32."""
+ENTROPY_BYTES = 20
+"""Peak of a logit where entropy is trained too, all at once: scaled and softmax kept (4 + 4), three gradients."""
 DRAW_BYTES = 16
 """Peak of a logit that is sampled from: scaled, log-softmax, probabilities, and a copy (float32 each)."""
 PREFILL_TOKENS = 65_536
@@ -84,6 +88,7 @@ class Workload:
         steps, validations: of the run.
         engine_bytes: what vLLM takes while it samples, its weights and cache included; 0 where the transformers engine
             samples.
+        entropy: whether the objective has entropy, whose gradient needs float32 copies of the logits.
         device_bytes: of a GPU; the slots take at most half of what is free there. 0: no such limit.
     """
 
@@ -103,6 +108,7 @@ class Workload:
     validations: int
     engine_bytes: int = 0
     device_bytes: int = 0
+    entropy: bool = False
 
 
 @dataclass(frozen=True)
@@ -245,17 +251,31 @@ def update_bytes(model: ModelShape, work: Workload) -> int:
     prefixes = math.ceil(rows / longest.share) if longest.prefix else 0
     own = rows * (longest.suffix + longest.response)
     layer = (own + prefixes * longest.prefix) * token_bytes(model)
-    layer += rows * longest.tokens * context_bytes(model) + prefixes * longest.prefix * context_bytes(model)
-    layer += own * longest.tokens * model.dtype_bytes  # the mask, widened for every layer
-    logits = rows * longest.response * model.vocabulary * HEAD_BYTES
-    return math.ceil(model.layers * layer + logits)
+    read = prefixes * longest.prefix + rows * longest.tokens  # each row has its own copy of keys and values
+    layer += read * 2 * model.kv_heads * model.head_size * model.dtype_bytes
+    layer += (own * longest.tokens + prefixes * longest.prefix**2) * mask_bytes(model)
+    return math.ceil(model.layers * layer + head_bytes(model, rows * longest.response, work.entropy))
+
+
+def head_bytes(model: ModelShape, sampled: float, entropy: bool) -> float:
+    """Logits of so many sampled ids."""
+    logits = sampled * model.vocabulary
+    if entropy:
+        return logits * (HEAD_COPIES * model.dtype_bytes + ENTROPY_BYTES)
+    return logits * HEAD_COPIES * model.dtype_bytes + min(logits, HEAD_CHUNK) * HEAD_CHUNK_BYTES
+
+
+def mask_bytes(model: ModelShape) -> int:
+    """What attention keeps of one pair of a token and one that it may look at: a number for every head of a group."""
+    return model.heads // model.kv_heads * model.dtype_bytes
 
 
 def critic_update_bytes(critic: Critic, longest: Rows) -> int:
     """The critic's widest micro-batch: as the actor's, but every prompt is read whole, and a token has one number."""
     whole = replace(longest, prefix=0, suffix=longest.prefix + longest.suffix)
     shape, rows = critic.shape, micro_batch_rows(whole, critic.micro_batch_tokens, critic.mini_rows)
-    layer = rows * longest.tokens * (token_bytes(shape) + context_bytes(shape) + longest.tokens * shape.dtype_bytes)
+    repeated = 2 * shape.heads * shape.head_size * shape.dtype_bytes  # transformers gives every head its own keys
+    layer = rows * longest.tokens * (token_bytes(shape) + repeated + longest.tokens * shape.dtype_bytes)
     return math.ceil(shape.layers * layer)
 
 
@@ -273,21 +293,16 @@ def micro_batch_rows(rows: Rows, token_budget: int, most: int) -> int:
 def token_bytes(model: ModelShape) -> int:
     """What a layer keeps of one token for the backward pass of LoRA over a frozen base.
 
-    In bfloat16: 18H + 6A + 8I + 14r + 4 heads + 8 bytes. Two norms keep a float32 copy of their input (8H); every
-    adapted layer keeps its own input (q, k, v, gate, up: 10H; o: 2A; down: 2I) and its A output (14r); attention keeps
-    query and output (4A), its normalizer (4 a head); the MLP keeps gate, its activation and up (6I).
-    In float32 nothing is cast, so that layers share their inputs and o shares attention's output: 16H + 8A + 16I + ...
+    In bfloat16: 8H + 6A + 8I + 14r + 4 heads + 8 bytes. Two norms keep their input and what they give (8H); attention
+    keeps query, output and its order for the next layer (6A) and its normalizer (4 a head); the MLP keeps gate, its
+    activation, up and their product (8I); every adapted layer its A output (14r). Keys and values are counted apart.
+    In float32 norms are transformers' own, and LoRA layers peft's: 16H + 12A + 16I + ...
     """
     h, a, i = model.hidden, model.heads * model.head_size, model.intermediate
     small = 7 * model.rank * model.dtype_bytes + 4 * model.heads + 8
     if model.dtype_bytes == 2:
-        return 18 * h + 6 * a + 8 * i + small
-    return 16 * h + 8 * a + 16 * i + small
-
-
-def context_bytes(model: ModelShape) -> int:
-    """Keys and values that a layer keeps of one token that a row looks at: repeated for every head, 2 A b."""
-    return 2 * model.heads * model.head_size * model.dtype_bytes
+        return 8 * h + 6 * a + 8 * i + small
+    return 16 * h + 12 * a + 16 * i + small
 
 
 def forward_flops(model: ModelShape, tokens: float, context: float, logits: float) -> float:

@@ -110,6 +110,7 @@ def workload(settings: SoloSettings, rows: Sequence[Rows], mean_turns: float, tu
         backwards=step.ppo_epochs,
         steps=trainer.total_training_steps,
         validations=tested + trainer.val_before_train,
+        entropy=settings.loss.entropy_coeff != 0,
     )
 
 

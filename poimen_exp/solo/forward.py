@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from poimen_exp.solo.fused import chosen_log_probs
 from poimen_exp.solo.rows import PackedRows
 
 
@@ -19,7 +20,7 @@ class TokenStats:
     entropy: Tensor
 
 
-def token_stats(model: Any, packed: PackedRows, temperature: float) -> TokenStats:
+def token_stats(model: Any, packed: PackedRows, temperature: float, *, entropy_grad: bool = False) -> TokenStats:
     """Log-probs and entropies of the response ids.
 
     The log-prob is that of ``logits / temperature`` over the whole vocabulary, as verl has it: top-p and top-k choose
@@ -29,22 +30,32 @@ def token_stats(model: Any, packed: PackedRows, temperature: float) -> TokenStat
         model: a causal language model (LoRA-wrapped or not).
         packed: the rows.
         temperature: sampling temperature, above 0.
+        entropy_grad: whether entropies are differentiable too: several float32 copies of the logits more.
     """
     cache, past_mask = prefill_prefixes(model, packed.prefix_ids, packed.prefix_mask, packed.prefix_of)
     own_ids = torch.cat([packed.suffix_ids, packed.response_ids], 1)
     own_mask = torch.cat([packed.suffix_mask, packed.response_mask], 1)
     width = packed.response_ids.shape[1]
-    logits = extend(model, own_ids, own_mask, cache, past_mask, keep=width + 1)[:, :-1]  # [N, R, V]
+    logits = extend(model, own_ids, own_mask, cache, past_mask, keep=width + 1)  # [N, R + 1, V]
     kept = packed.response_mask
-    scaled = logits[kept].float() / temperature  # [sampled ids, V]
+    ids = packed.response_ids[kept]
+    sampled = logits.flatten(0, 1).index_select(0, _logit_places(kept))  # [sampled ids, V]
+    log_probs, entropy = (_with_entropy if entropy_grad else chosen_log_probs)(sampled, ids, temperature)
+    zeros = torch.zeros(kept.shape, dtype=torch.float32, device=log_probs.device)
+    return TokenStats(zeros.masked_scatter(kept, log_probs), zeros.masked_scatter(kept, entropy))
+
+
+def _logit_places(kept: Tensor) -> Tensor:
+    """Where the logits of each kept id stand among N x (R + 1): the last position of a row belongs to no id."""
+    row, column = kept.nonzero(as_tuple=True)
+    return row * (kept.shape[1] + 1) + column
+
+
+def _with_entropy(logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    scaled = logits.float() / temperature
     log_norm = torch.logsumexp(scaled, -1)
-    chosen = scaled.gather(-1, packed.response_ids[kept][:, None])[:, 0]
-    expected = (torch.softmax(scaled, -1) * scaled).sum(-1)
-    zeros = torch.zeros(kept.shape, dtype=torch.float32, device=scaled.device)
-    return TokenStats(
-        zeros.masked_scatter(kept, chosen - log_norm),
-        zeros.masked_scatter(kept, log_norm - expected),
-    )
+    chosen = scaled.gather(-1, ids[:, None])[:, 0]
+    return chosen - log_norm, log_norm - (torch.softmax(scaled, -1) * scaled).sum(-1)
 
 
 def prefill_prefixes(model: Any, ids: Tensor, mask: Tensor, prefix_of: Tensor) -> tuple[Any, Tensor]:

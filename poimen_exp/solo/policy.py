@@ -13,6 +13,7 @@ from torch import Tensor
 
 from poimen_exp.errors import Refused
 from poimen_exp.gates.codec import HfCodec
+from poimen_exp.solo.fused import use_fused_lora, use_fused_norms
 from poimen_exp.solo.settings import ModelSettings
 from poimen_exp.solo.slots import use_grouped_attention
 
@@ -69,6 +70,8 @@ class Policy:
         base.eval().requires_grad_(False)
         if settings.attn_implementation == "sdpa":
             use_grouped_attention(base)  # the same products; transformers' own repeats each shared key for every head
+        if self.dtype != torch.float32:
+            use_fused_norms(base)
         self.sampler = copy.deepcopy(base)
         if settings.adapter is not None:
             self.model: Any = PeftModel.from_pretrained(base, settings.adapter, is_trainable=True)
@@ -83,6 +86,8 @@ class Policy:
                 base_model_name_or_path=str(settings.path),
             )
             self.model = get_peft_model(base, config)
+        if self.dtype != torch.float32:
+            use_fused_lora(self.model, ADAPTER)
         self.model.eval()  # no dropout anywhere: old and new log-probs must be of one distribution
         for parameter in self.trainable().values():
             parameter.data = parameter.data.float()

@@ -145,13 +145,15 @@ class Updater:
         for places in [] if fault else micro_batches(batch.rows, mini, self._step.micro_batch_tokens):
             packed = pack([batch.rows[place] for place in places], self._pad_id, self._policy.device)
             with self._policy.autocast():
-                stats = token_stats(self._policy.model, packed, self._temperature)
+                stats = token_stats(
+                    self._policy.model, packed, self._temperature, entropy_grad=bool(self._loss.entropy_coeff)
+                )
             if diff is not None:
                 diff.add_packed(stats.log_probs.detach(), packed, [batch.rows[place] for place in places])
             loss, metrics = actor_loss(
                 LossBatch(
                     log_probs=stats.log_probs,
-                    entropy=stats.entropy if self._loss.entropy_coeff else stats.entropy.detach(),
+                    entropy=stats.entropy,
                     old_log_probs=stats.log_probs.detach() if old is None else at(old, places, packed.response_mask),
                     ref_log_probs=None if ref is None else at(ref, places, packed.response_mask),
                     advantages=at(batch.advantages, places, packed.response_mask),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from poimen_exp.adapters.vllm_env import NO_FLASHINFER
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.gates.types import Generation, Sampling
 
@@ -169,6 +170,7 @@ def _generation(output: Any) -> Generation:
 def _start(settings: VllmSettings, mode: str, sleeps: bool) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: its memory and its generators are ours
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault(*NO_FLASHINFER)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 

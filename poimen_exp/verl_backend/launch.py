@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from poimen_exp.adapters.vllm_env import NO_FLASHINFER
 from poimen_exp.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _STARTS = 3
 def prepare_environment(device: str) -> None:
     """Sets what verl reads of the environment when it is imported; Ray hands it to the workers of this host."""
     os.environ["TRANSFER_QUEUE_ENABLE"] = "1"
+    os.environ.setdefault(*NO_FLASHINFER)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are folders: no process may wait for the network
     if "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a session of this process alone, on the loopback device
@@ -54,7 +56,7 @@ def ray_for(config: DictConfig) -> Iterator[None]:
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     defaults = get_ppo_ray_runtime_env(config)
-    for name in ("TRANSFER_QUEUE_ENABLE", "HF_HUB_OFFLINE", "VERL_USE_EXTERNAL_MODULES"):
+    for name in ("TRANSFER_QUEUE_ENABLE", "HF_HUB_OFFLINE", NO_FLASHINFER[0], "VERL_USE_EXTERNAL_MODULES"):
         if name in os.environ:
             defaults["env_vars"][name] = os.environ[name]
     given = config.ray_kwargs.ray_init

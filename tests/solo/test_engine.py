@@ -246,6 +246,18 @@ def test_a_recorded_step_gives_what_the_step_gives(tiny_model: Any, require: Cal
         assert [item.ids for item in got] == expected
 
 
+@pytest.mark.gpu
+def test_slots_that_grow_are_recorded_again(tiny_model: Any, require: Callable[[str, str | None], None]) -> None:
+    """Every growth frees all recordings, and with the last one the memory that they shared."""
+    require("gpu", None if torch.cuda.is_available() else "torch sees none")
+    device = torch.device("cuda")
+    engine = TransformersEngine(copy.deepcopy(tiny_model).to(device), (STOP,), PAD, 8)
+    for most in (4, 100, 300):
+        request = Request(PROMPTS[0], replace(GREEDY, max_tokens=most))
+        (got,) = engine.generate([request], stream(0, "a", device=device))
+        assert got.ids[:4] == greedy_alone(tiny_model, PROMPTS[0], longest=4)
+
+
 def test_a_length_limit_clips(tiny_model: Any) -> None:
     got = generate(tiny_model, PROMPTS, replace(GREEDY, max_tokens=3), stop=(999,))
     assert [(len(item.ids), item.clipped) for item in got] == [(3, True)] * 5
