@@ -106,6 +106,29 @@ def test_a_key_that_occurs_twice_is_refused(line: bytes) -> None:
         decode_row(line)
 
 
+@pytest.mark.parametrize("size", [0, 10_000], ids=["short", "long"])
+def test_colons_are_counted_alike_in_short_and_long_lines(size: int) -> None:
+    filler = b"x" * size
+    for text, found in (
+        (b'{"a":1,"b":2}', (2, False)),
+        (b'{"a" :1,"b":2}', (1, True)),
+        (b'{"a" \t\r :1}', (0, True)),
+        (b'{"a":"on : off"}', (1, False)),
+        (b':"a":', (1, False)),
+        (b'"', (0, False)),
+    ):
+        assert rows._colons(text + filler) == found
+        assert rows._colons(filler + text) == found
+
+
+@pytest.mark.parametrize("spaced", [b":", b" :", b"\t:"])
+def test_a_key_that_occurs_twice_is_refused_in_a_long_line_too(spaced: bytes) -> None:
+    long = b"a" * 10_000
+    line = b'{"type":"document","document_id":"d","project":"p","project"%s"q","units":[{"unit_id":"u","text":"%s"}]}'
+    with pytest.raises(RowError, match="occurs twice in one object; keep one"):
+        decode_row(line % (spaced, long))
+
+
 def changed(row: dict[str, Any], **changes: Any) -> bytes:
     return json.dumps({key: value for key, value in (row | changes).items() if value != "absent"}).encode()
 
