@@ -11,11 +11,12 @@ from rich.table import Table
 
 from poimen_exp.sweep.records import label
 from poimen_exp.sweep.report import Report, difference_cells, headings, table_cells
+from poimen_exp.wording import wide_console
 
 
 def print_report(report: Report, paths: Sequence[Path], console: Console | None = None) -> None:
     """Prints notes, tables, verdict and where the files are."""
-    console = console or Console(soft_wrap=True)
+    console = console or wide_console()
     for note in report.notes:
         console.print(escape(note), style="yellow" if note.startswith("UNFINISHED") else "")
     console.print(_table("settings", ["metric", *headings(report.rows)], table_cells(report.rows)))
