@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 f"hydra.run.dir={root / name}",
                 "hydra.job_logging.root.level=ERROR",
             ]
-            assert main(lines) == 0
+            with (root / f"{name}.stderr").open("w") as told, redirect_stderr(told):
+                assert main(lines) == 0
     return {name: root / name for name in EXPERIMENTS}
 
 
@@ -83,6 +85,8 @@ def test_the_actor_waits_for_the_critic(folders: dict[str, Path]) -> None:
     assert "actor/pg_loss" not in lines[1]
     assert "actor/pg_loss" in lines[2]
     assert "critic/vf_loss" in lines[1]
+    notice = "trainer.critic_warmup=2: until step 2 only the critic learns"
+    assert [name for name in EXPERIMENTS if notice in folders[name].with_suffix(".stderr").read_text()] == ["ppo"]
 
 
 @pytest.mark.parametrize(
