@@ -208,10 +208,11 @@ def _train(cfg: DictConfig, checked: Checked, folder: RunFolder, resume: bool) -
     """Records around a backend. A collapse stop is a failed run that keeps its result."""
     from poimen_exp.tracking.progress import ProgressLine, print_results
     from poimen_exp.tracking.result import GOOD
-    from poimen_exp.tracking.tracker import Tracker
+    from poimen_exp.tracking.tracker import Tracker, say_on_stderr
 
     register_resolvers()
     values = resolved(cfg)
+    say_on_stderr(f"run folder: {_near(folder.path)}")
     _record(folder, cfg, checked)
     listeners = [ProgressLine(int(values["trainer"]["total_training_steps"]))]
     with Tracker(folder, checked.keys.tracking, values, listeners) as tracker:
@@ -222,9 +223,15 @@ def _train(cfg: DictConfig, checked: Checked, folder: RunFolder, resume: bool) -
     start = "warm start" if checked.keys.gates.warm_start.steps else "base"
     print_results(folder.read_lines(), result.best_step, start)
     _publish(checked, folder)
+    print(f"run folder: {_near(folder.path)}")
     if result.status not in GOOD:
         raise RunFailed(f"{folder.path}: the run ended as {result.status!r}; its records and checkpoints are kept")
     return result
+
+
+def _near(path: Path) -> Path:
+    """The path as one types it from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _record(folder: RunFolder, cfg: DictConfig, checked: Checked) -> None:
@@ -235,10 +242,20 @@ def _record(folder: RunFolder, cfg: DictConfig, checked: Checked) -> None:
         from poimen_exp.solo.plan import plan_json
         from poimen_exp.tracking.tracker import say_on_stderr
 
-        estimate, told = cost(checked.solo.settings, checked.solo.setup)
+        estimate, told = cost(checked.solo.settings, checked.solo.setup, _steps_done(checked.solo.settings, folder))
         folder.write_plan({**plan_json(checked.solo.plan), "estimate": estimate})
         for line in told:
             say_on_stderr(line)
+
+
+def _steps_done(settings: SoloSettings, folder: RunFolder) -> int:
+    """Steps behind a run that goes on from its own newest checkpoint, or from another run's; 0 for a new one."""
+    own = folder.checkpoint_steps()
+    if own or settings.trainer.resume_from is None:
+        return own[-1] if own else 0
+    from poimen_exp.solo.checkpoint import load_progress
+
+    return load_progress(settings.trainer.resume_from)[0].step
 
 
 def _provenance(checked: Checked, values: Mapping[str, Any]) -> Any:

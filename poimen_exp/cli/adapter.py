@@ -58,10 +58,10 @@ def publish(
 @app.command("list")
 def list_adapters(registry: RegistryOption = DEFAULT_REGISTRY) -> None:
     """List the adapters of a registry: versions, base model, label status, objective."""
-    from rich.console import Console
     from rich.table import Table
 
     from poimen_exp.adapters.registry import Registry
+    from poimen_exp.wording import wide_console
 
     store = Registry(registry)
     table = Table("adapter", "versions", "latest", "base model", "labels", "val/reward/total")
@@ -73,7 +73,7 @@ def list_adapters(registry: RegistryOption = DEFAULT_REGISTRY) -> None:
         table.add_row(
             name, str(len(versions)), store.latest(name), manifest.base_model.name, manifest.label_status or "-", shown
         )
-    Console().print(table)
+    wide_console().print(table)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from poimen_exp.errors import EXIT_REFUSED, Refused
+from poimen_exp.wording import counted, wide_console
 
 if TYPE_CHECKING:
     from poimen_exp.corpus.audit.check import CheckReport
@@ -107,17 +108,16 @@ def _prompt_tokens(tokenizer: str, memory_tokens: int) -> PromptTokens:
 
 
 def _print_check(report: CheckReport, tokenizer: str, chunk_tokens: int) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = wide_console()
     for problem in report.problems:
         console.print(f"[red]problem[/red] {escape(problem)}", soft_wrap=True, highlight=False)
     if report.n_problems > len(report.problems):
         console.print(f"... and {report.n_problems - len(report.problems):,} more problems")
-    counted = "words x 1.3" if tokenizer == "words" else tokenizer
-    table = Table(title=escape(f"{report.corpus_id or report.path} at {chunk_tokens} tokens ({counted})"))
+    measure = "words x 1.3" if tokenizer == "words" else tokenizer
+    table = Table(title=escape(f"{report.corpus_id or report.path} at {chunk_tokens} tokens ({measure})"))
     for column in ("audit", "value", ""):
         table.add_column(column)
     for audit in report.audits:
@@ -130,7 +130,7 @@ def _print_check(report: CheckReport, tokenizer: str, chunk_tokens: int) -> None
     if note:
         console.print(escape(note))
     labels = f", labels {report.label_status}" if report.label_status else ""
-    console.print(f"{report.n_problems} problems, {len(report.warnings)} warnings{labels}")
+    console.print(f"{counted(report.n_problems, 'problem')}, {counted(len(report.warnings), 'warning')}{labels}")
 
 
 @app.command()
@@ -152,7 +152,7 @@ def stats(
     from poimen_exp.corpus.lines import refuse
     from poimen_exp.corpus.loader import TaskReader, split_tasks
     from poimen_exp.corpus.manifest import load_manifest
-    from poimen_exp.corpus.stats import corpus_stats
+    from poimen_exp.corpus.stats import corpus_stats, shown_stats
 
     codec = load_counter(tokenizer)
     settings = _settings(folder, chunk_tokens, 10**9, split_seed, val_fraction, test_fraction)
@@ -161,13 +161,12 @@ def stats(
     cache = PlanCache(tokenizer_sha256(codec))
     facts = gather(index, TaskReader(index, chunk_tokens, codec, cache), range(len(index.tasks)))
     cache.close()
-    value = asdict(corpus_stats(facts, split_tasks(index, settings)))
-    value["documents"] = len(index.documents)
-    value["tokenizer_sha256"] = tokenizer_sha256(codec)
+    found = corpus_stats(facts, split_tasks(index, settings))
+    more = {"documents": len(index.documents), "tokenizer_sha256": tokenizer_sha256(codec)}
     if as_json:
-        _print_json(value)
+        _print_json({**asdict(found), **more})
     else:
-        _print_pairs(f"{folder} at {chunk_tokens} tokens", value)
+        _print_pairs(f"{folder} at {chunk_tokens} tokens", {**shown_stats(found), **more})
 
 
 @app.command()

@@ -28,6 +28,8 @@ def evaluate(
     from poimen_exp.solo.setup import gate_setup
 
     is_run = (target / "resolved.yaml").is_file()
+    if not is_run:
+        _require_model(target)
     settings, _ = compile_settings(_config(target, overrides or [], is_run), placement="report")
     setup = gate_setup(settings.model, settings.gates, settings.corpus, settings.rollout.max_prompt_length)
     chosen = adapter if adapter is not None else _own_adapter(target, is_run)
@@ -44,6 +46,25 @@ def _config(target: Path, overrides: list[str], is_run: bool) -> DictConfig:
     if is_run:
         return app.resumed_config(target, overrides)
     return compose_config([*overrides, f"actor_rollout_ref.model.path={target}"])
+
+
+def _require_model(target: Path) -> None:
+    """Refuses a target that is neither a run nor a model, with the path that may be meant."""
+    import difflib
+
+    from poimen_exp.errors import Refused
+
+    expected = "expected the folder of a run (multirun/EXPERIMENT/TIME/0) or of a model"
+    if target.is_dir():
+        if not (target / "config.json").is_file():
+            first = target / "0"
+            meant = f"; did you mean {first}?" if (first / "resolved.yaml").is_file() else ""
+            raise Refused(f"{target}: got neither resolved.yaml nor config.json there, {expected}{meant}")
+        return
+    gone = next(path for path in (target, *target.parents) if path.parent.is_dir())
+    near = difflib.get_close_matches(gone.name, [path.name for path in gone.parent.iterdir()], n=1)
+    meant = f"; did you mean {gone.parent / near[0]}?" if near else ""
+    raise Refused(f"{target}: no such folder, {expected}{meant}")
 
 
 def _own_adapter(target: Path, is_run: bool) -> Path | None:

@@ -34,6 +34,9 @@ def plan(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Load model, tokenizer, tasks and rewards, run the gate check; no step.")
     ] = False,
+    all_leaves: Annotated[
+        bool, typer.Option("--all", help="Every leaf, not only what is refused, changed from its default, or lowered.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what one device does with each field of a configuration, and refuse what it cannot do."""
@@ -48,7 +51,7 @@ def plan(
         raise Refused("poimen plan: got no CONFIG, expected a YAML file, or --example NAME")
     else:
         source = file_source(config, lines)
-    report_plan(source, PlanRequest(as_json=json, out=out, force=force, dry_run=dry_run))
+    report_plan(source, PlanRequest(json, all_leaves, out, force, dry_run))
 
 
 def export_verl(

@@ -9,6 +9,7 @@ import numpy as np
 
 from poimen_exp.corpus.audit.facts import Facts
 from poimen_exp.corpus.split import SIDES, ProjectSplit
+from poimen_exp.wording import counted
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,32 @@ def _size(facts: Facts, split: ProjectSplit, side: str) -> tuple[int, int]:
     chosen = np.array([split.side_of.get(project) == side for project in facts.projects], bool)
     projects = sum(where == side for where in split.side_of.values())
     return projects, int(chosen[facts.project].sum())
+
+
+def shown_stats(stats: CorpusStats) -> dict[str, str]:
+    """The statistics as a person reads them."""
+    least, middle, most = stats.chunks_per_trajectory
+    exits = stats.exit_quantiles and ", ".join(f"{place:g}" for place in stats.exit_quantiles)
+    held = stats.evidence_chunks_1_2_3 and ", ".join(map(_share, stats.evidence_chunks_1_2_3))
+    sides = {
+        side: f"{counted(projects, 'project')}, {counted(tasks, 'trajectory', 'trajectories')}"
+        for side, (projects, tasks) in stats.sides.items()
+    }
+    return {
+        "trajectories": f"{stats.trajectories:,}",
+        "projects": f"{stats.projects:,}",
+        "chunks": f"{stats.chunks:,}",
+        "tokens": f"{stats.tokens:,}",
+        "chunks of a trajectory": f"{least:,} to {most:,}, median {middle:g}",
+        "longest chunk": counted(stats.longest_chunk_tokens, "token"),
+        "chunks without evidence": _share(stats.evidence_free),
+        "trajectories with 1, 2, more chunks of evidence": held or "unknown",
+        "exit index, at 10, 25, 50, 75, 90 %": exits or "unknown",
+        "trajectories with the exit target never": f"{stats.never:,}",
+        "chunks after the exit": _share(stats.chunks_after_exit),
+        **sides,
+    }
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}".replace("%", " %")

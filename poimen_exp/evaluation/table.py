@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from poimen_exp.evaluation.evaluate import SHOWN, Evaluation, ReaderScores
 from poimen_exp.tracking.files import write_json
+from poimen_exp.wording import wide_console
 
 
 def print_evaluation(result: Evaluation, *, as_json: bool) -> None:
@@ -17,7 +17,7 @@ def print_evaluation(result: Evaluation, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.to_json()))
         return
-    console = Console()
+    console = wide_console()
     head = f"{result.split}: {result.tasks} tasks of {result.projects} projects, {result.samples} reading(s) each"
     console.print(_overall(result, f"{head}; answers matched by {result.matcher}"))
     for reader in result.readers[: 1 + any(reader.reader == "adapter" for reader in result.readers)]:

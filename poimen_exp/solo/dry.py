@@ -42,8 +42,8 @@ def checked_setup(cfg: DictConfig) -> tuple[SoloSettings, Setup]:
     return solo.settings, solo.setup
 
 
-def cost(settings: SoloSettings, setup: Setup) -> tuple[dict[str, Any], list[str]]:
-    """The estimate of a run on this machine, as ``plan.json`` has it and as it is printed."""
+def cost(settings: SoloSettings, setup: Setup, done: int = 0) -> tuple[dict[str, Any], list[str]]:
+    """The estimate of a run on this machine, as ``plan.json`` has it and as it is printed; without ``done`` steps."""
     device = pick_device(settings.device)
-    found: Estimate = run_estimate(settings, setup, measure_rates(device, settings.model.dtype), device)
-    return asdict(found), lines(found, settings.trainer.total_training_steps, describe_device(str(device)))
+    found: Estimate = run_estimate(settings, setup, measure_rates(device, settings.model.dtype), device, done)
+    return asdict(found), lines(found, settings.trainer.total_training_steps, describe_device(str(device)), done)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from poimen_exp.wording import counted, hours, seconds, size
+
 GB = 2**30  # as perf/max_memory_allocated_gb has it
 ADAM_BYTES = 16
 """A trained number in float32: weight, gradient, two moments."""
@@ -345,15 +347,18 @@ def rollout_seconds(model: ModelShape, work: Workload, rows: int, rollouts: int,
     return prefill + steps * step
 
 
-def lines(found: Estimate, steps: int, device: str) -> list[str]:
-    """The estimate as it is printed before a run."""
+def lines(found: Estimate, steps: int, device: str, done: int = 0) -> list[str]:
+    """The estimate as it is printed before a run of ``steps``, of which ``done`` lie behind it."""
     m = found.memory
     parts = {"weights": m.weights, "adapter": m.adapter, "critic": m.critic, "cache": m.cache, "update": m.update}
-    shown = ", ".join(f"{name} {size / GB:.2f}" for name, size in parts.items() if size)
+    shown = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part)
+    counted_steps = f"{steps - done} of {steps} steps" if done else counted(steps, "step")
     return [
         f"estimate: at most {found.tokens_per_step:,} tokens a step ({found.sampled_per_step:,} sampled), "
-        f"{found.tokens_per_run:,} in {steps} steps; peak memory {m.peak / GB:.2f} GB ({shown})",
-        f"estimate: {found.hours:.2g} h if all is read to the end and responses are full ({found.rollout_s:.2g} s "
-        f"rollout, {found.update_s:.2g} s update a step), from {found.rates.flops / 1e12:.3g} TFLOP/s, of which "
-        f"{found.rates.efficiency:.0%} are assumed, and {found.rates.bytes / 1e9:.3g} GB/s measured on {device}",
+        f"{found.tokens_per_run:,} in {counted_steps}; peak memory {size(m.peak)} ({shown})",
+        f"estimate: {hours(found.hours * 3600)} if all is read to the end and responses are full "
+        f"({seconds(found.rollout_s)} rollout, {seconds(found.update_s)} update a step), "
+        f"from {found.rates.flops / 1e12:.3g} TFLOP/s, "
+        f"of which {found.rates.efficiency:.0%} are assumed, and {found.rates.bytes / 1e9:.3g} GB/s "
+        f"measured on {device}",
     ]

@@ -27,8 +27,8 @@ _SAMPLED_TASKS = 24
 _Kind = Literal["policy", "value"]
 
 
-def run_estimate(settings: SoloSettings, setup: Setup, rates: Rates, device: torch.device) -> Estimate:
-    """The estimate of a run of these tasks on this device."""
+def run_estimate(settings: SoloSettings, setup: Setup, rates: Rates, device: torch.device, done: int = 0) -> Estimate:
+    """The estimate of what is left, after ``done`` steps, of a run of these tasks on this device."""
     from poimen_exp.solo.prompt_setup import PromptSetup
     from poimen_exp.solo.setup import GateSetup
 
@@ -40,7 +40,7 @@ def run_estimate(settings: SoloSettings, setup: Setup, rates: Rates, device: tor
     turns = [len(rows) for rows in per_rollout]
     mean_turns = sum(turns) / len(turns)
     flat = [row for rows in per_rollout for row in rows]
-    work = on_device(workload(settings, flat, mean_turns, max(turns), val_tasks), settings, device)
+    work = on_device(workload(settings, flat, mean_turns, max(turns), val_tasks, done), settings, device)
     return estimate(model_shape(settings.model), work, rates, critic_of(settings, mean_turns))
 
 
@@ -84,17 +84,21 @@ def task_rows(task: ReadingTask, protocol: GateProtocol, settings: SoloSettings)
     ]
 
 
-def workload(settings: SoloSettings, rows: Sequence[Rows], mean_turns: float, turns: int, val_tasks: int) -> Workload:
+def workload(
+    settings: SoloSettings, rows: Sequence[Rows], mean_turns: float, turns: int, val_tasks: int, done: int = 0
+) -> Workload:
     """The work of a run whose rows are like ``rows``.
 
     Args:
         mean_turns: rows of one rollout.
         turns: of the longest rollout.
         val_tasks: prompts of a validation.
+        done: steps that lie behind a run that goes on.
     """
     step, rollout, trainer = settings.step, settings.rollout, settings.trainer
     kl = settings.algorithm.use_kl_in_reward
-    tested = trainer.total_training_steps // trainer.test_freq if trainer.test_freq > 0 else 0
+    every, steps = trainer.test_freq, trainer.total_training_steps
+    tested = steps // every - done // every if every > 0 else 0
     return Workload(
         mean=_rows(rows, lambda numbers: sum(numbers) / len(numbers)),
         longest=_rows(rows, max),
@@ -108,8 +112,8 @@ def workload(settings: SoloSettings, rows: Sequence[Rows], mean_turns: float, tu
         micro_batch_tokens=step.micro_batch_tokens,
         forwards=(not step.fresh or kl) + (settings.loss.use_kl_loss or kl),
         backwards=step.ppo_epochs,
-        steps=trainer.total_training_steps,
-        validations=tested + trainer.val_before_train,
+        steps=steps - done,
+        validations=tested + (trainer.val_before_train and not done),
         entropy=settings.loss.entropy_coeff != 0,
     )
 

@@ -160,7 +160,11 @@ class Loop:
 
     def _validate(self, clock: _Clock) -> tuple[dict[str, float], dict[str, int]]:
         with clock("testing"):
-            result = self.task.validate(self.progress.step)
+            try:
+                result = self.task.validate(self.progress.step)
+            except RewardFailed as error:
+                self.tracker.write_trajectories(self.progress.step, error.records, "val")
+                raise
             self.engine.sleep()
         self.tracker.write_trajectories(self.progress.step, result.records, "val")
         metrics, counts = result.metrics.prefixed("val/")

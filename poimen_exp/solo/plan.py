@@ -162,10 +162,13 @@ def _compare(source: _Source, path: str, rule: Rule) -> None:
         return  # as verl wrote it, whatever that comes to here
     choices = [source.leaves[rule.same_as]] if rule.same_as else []
     choices += rule.accepts
+    named = [repr(choice) for choice in choices]
     if path in known:
         choices.append(default_of(source.cfg, path))
+        if repr(choices[-1]) not in named:
+            named.append(f"{choices[-1]!r} (verl's default, taken as not set)")
     if not any(_same(value, choice) for choice in choices):
-        expected = " or ".join(dict.fromkeys(map(repr, choices))) or "it left out"
+        expected = " or ".join(dict.fromkeys(named)) or "it left out"
         raise Refused(f"expected {expected}: {rule.disposition} ({rule.lowering or rule.reason})")
 
 
@@ -222,7 +225,9 @@ def _rewards(values: Mapping[str, Any]) -> list[str]:
         return [f"{named[0]}: expected it left out: the gates score themselves (gates.*)"]
     if not gates and len(named) != 1:
         got = " and ".join(named) or "none"
-        return [f"{MISSING_REWARD}: got {got}, expected exactly one source of rewards among {', '.join(keys)}"]
+        advice = "; set rewards.provider=null to score with the other" if named[1:] and MISSING_REWARD in named else ""
+        line = f"{MISSING_REWARD}: got {got}, expected exactly one source of rewards among {', '.join(keys)}"
+        return [line + advice]
     return []
 
 

@@ -18,6 +18,7 @@ from poimen_exp.errors import Refused
 from poimen_exp.solo.plan import MISSING_REWARD, FieldPlan, across, default_of, plan_fields
 from poimen_exp.solo.plan_source import FILL_IN, Source
 from poimen_exp.tracking.files import write_atomic
+from poimen_exp.wording import counted
 
 SCHEMA = "poimen.import/1"
 
@@ -26,6 +27,7 @@ CHOICES: dict[str, str] = {
     MISSING_REWARD: "source of rewards: exact_answer, target_length or verl; or leave it null and name a function "
     "(reward.custom_reward_function.path) or a classifier (reward.reward_model)",
     "actor_rollout_ref.model.path": "folder of a downloaded Hugging Face model",
+    "actor_rollout_ref.model.lora_rank": "rank of the adapter, for example 16: one device trains no full model",
     "critic.model.path": "folder of the model that the critic starts from",
     "data.train_files": "Parquet file of training prompts",
     "data.val_files": "Parquet file of validation prompts",
@@ -140,8 +142,8 @@ def write_plan_files(compiled: Compiled, out: Path, force: bool) -> tuple[Path, 
     """
     if compiled.refusals:
         raise Refused(
-            f"{compiled.source.name}: {len(compiled.refusals)} fields stand against a solo run; nothing was written:\n"
-            + "\n".join(compiled.refusals)
+            f"{compiled.source.name}: {counted(len(compiled.refusals), 'field')} that a solo run refuses; nothing was "
+            "written:\n" + "\n".join(compiled.refusals)
         )
     if out.suffix not in (".yaml", ".yml"):
         raise Refused(f"--out: got {out}, expected a file name that ends in .yaml")

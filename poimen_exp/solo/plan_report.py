@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from poimen_exp.config.tree import check_verl_version
+from poimen_exp.config.compose import compose_config
+from poimen_exp.config.tree import check_verl_version, lookup, resolved, verl_tree
 from poimen_exp.errors import Refused
-from poimen_exp.solo.plan import FieldPlan, compile_settings, plan_json
+from poimen_exp.solo.plan import FieldPlan, compile_settings, default_of, plan_json
 from poimen_exp.solo.plan_files import Compiled, compile_source, missing_lines, write_plan_files
 from poimen_exp.solo.plan_source import Source
+from poimen_exp.solo.rules_table import OWN
+from poimen_exp.wording import counted, wide_console
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,11 @@ class PlanRequest:
     Attributes:
         out: file for the local configuration; None writes nothing.
         dry_run: load everything a run reads, gate check included.
+        all_leaves: a row for every leaf; else for those that ``_standing_out`` names.
     """
 
     as_json: bool = False
+    all_leaves: bool = False
     out: Path | None = None
     force: bool = False
     dry_run: bool = False
@@ -44,9 +47,9 @@ def report_plan(source: Source, request: PlanRequest, console: Console | None = 
     """
     check_verl_version()
     compiled = compile_source(source)
-    console = console or Console(width=None if sys.stdout.isatty() else 200)
+    console = console or wide_console()
     if not request.as_json:
-        _print(compiled.plan, console)
+        _print(compiled, console, request.all_leaves)
     written = [] if request.out is None else [*map(str, write_plan_files(compiled, request.out, request.force))]
     cost, told = _cost(compiled, request)
     if request.as_json:
@@ -64,11 +67,11 @@ def _json(compiled: Compiled) -> dict[str, Any]:
 def _refuse(compiled: Compiled) -> None:
     name = compiled.source.name
     if compiled.refusals:
-        count = len(compiled.refusals)
-        raise Refused(f"{name}: {count} fields stand against a solo run:\n" + "\n".join(compiled.refusals))
+        head = f"{name}: {counted(len(compiled.refusals), 'field')} that a solo run refuses:\n"
+        raise Refused(head + "\n".join(compiled.refusals))
     if compiled.missing:
-        count = len(compiled.missing)
-        raise Refused(f"{name}: {count} values are to be filled in:\n" + "\n".join(missing_lines(compiled)))
+        head = f"{name}: {counted(len(compiled.missing), 'value')} to fill in:\n"
+        raise Refused(head + "\n".join(missing_lines(compiled)))
 
 
 def _cost(compiled: Compiled, request: PlanRequest) -> tuple[dict[str, Any] | None, list[str]]:
@@ -98,17 +101,47 @@ def _dry(compiled: Compiled, gate_check: bool) -> tuple[dict[str, Any], list[str
     return found, told
 
 
-def _print(plan: Sequence[FieldPlan], console: Console) -> None:
+def _print(compiled: Compiled, console: Console, all_leaves: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("field", "value", "disposition", "target", "reason"):
         table.add_column(column, overflow="fold")
-    for entry in sorted(plan, key=lambda entry: entry.refusal is None):
-        disposition = "REFUSED" if entry.refusal else entry.disposition
+    shown = compiled.plan if all_leaves else _standing_out(compiled)
+    for entry in sorted(shown, key=lambda entry: entry.refusal is None):
         reason = entry.refusal or entry.lowering or entry.reason
-        table.add_row(entry.field, _short(entry.value), disposition, entry.target or "", reason)
+        table.add_row(entry.field, _short(entry.value), _verdict(entry, compiled), entry.target or "", reason)
     console.print(table)
-    counts = Counter(entry.disposition for entry in plan)
-    console.print(", ".join(f"{name} {count}" for name, count in counts.most_common()))
+    for line in _footer(compiled, len(shown)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _standing_out(compiled: Compiled) -> list[FieldPlan]:
+    """Refused, left to fill in, lowered, or not as by default (verl's; for our own keys that of the root config)."""
+    cfg, own = compiled.source.cfg, resolved(compose_config())
+    verls = verl_tree().leaves
+
+    def changed(entry: FieldPlan) -> bool:
+        if entry.field in OWN:
+            return str(lookup(own, entry.field)) != str(entry.value)
+        return entry.field not in verls or bool(default_of(cfg, entry.field) != entry.value)
+
+    return [e for e in compiled.plan if e.refusal or e.disposition == "locally_lowered" or changed(e)]
+
+
+def _verdict(entry: FieldPlan, compiled: Compiled) -> str:
+    if entry.refusal in compiled.refusals:
+        return "REFUSED"
+    # Refused now, but not once files and folders are named: FILL IN too.
+    return "FILL IN" if entry.refusal or entry.field in compiled.missing else entry.disposition
+
+
+def _footer(compiled: Compiled, shown: int) -> list[str]:
+    counts = Counter(_verdict(entry, compiled) for entry in compiled.plan)
+    leaves = len(compiled.plan)
+    lines = [f"{leaves:,} leaves: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())]
+    if shown < leaves:
+        kinds = "refused, to fill in, changed from their default, or lowered"
+        lines.append(f"shown: the {shown} that are {kinds}; --all: every leaf")
+    return lines
 
 
 def _short(value: Any) -> str:

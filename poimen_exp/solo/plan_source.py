@@ -17,7 +17,9 @@ from poimen_exp.config.paths import conf_dir
 from poimen_exp.config.schema import own_keys
 from poimen_exp.config.tree import MISSING, verl_tree, walk
 from poimen_exp.errors import Refused
+from poimen_exp.wording import counted
 
+_ENGINE = "actor_rollout_ref.rollout.name"
 FILL_IN = "fill_in"
 """Key of a template: dotted leaf -> what belongs there. A file that has it runs only once all of them are set."""
 
@@ -99,10 +101,11 @@ def _load(file: Path) -> DictConfig:
 
 
 def _base() -> DictConfig:
-    """verl's defaults with our own keys beside them."""
+    """verl's defaults with our own keys beside them; the engine, which verl leaves open, as our root config has it."""
     base = OmegaConf.create()
     for path, default in verl_tree().leaves.items():
         OmegaConf.update(base, path, default, force_add=True)
+    OmegaConf.update(base, _ENGINE, "vllm")
     ours = compose_config()
     for name in sorted({path.split(".")[0] for path in own_keys()}):
         base[name] = ours[name]
@@ -119,7 +122,7 @@ def _refuse_foreign(cfg: DictConfig, file: Path) -> None:
     if paths:
         version = verl_tree().version
         lines = [f"{path}: not in verl {version}'s tree, and none of our keys{suggestion(path)}" for path in paths]
-        head = f"{file}: {len(paths)} unknown keys; expected a configuration of verl {version}"
+        head = f"{file}: {counted(len(paths), 'unknown key')}; expected a configuration of verl {version}"
         raise Refused("\n".join([head, *lines]))
 
 
@@ -133,7 +136,7 @@ def _refuse_unresolved(cfg: DictConfig, file: Path) -> None:
                 cause = str(error).splitlines()[0]
                 lines.append(f"{path}: got {node._value()}, expected a value or a key that exists: {cause}")
     if lines:
-        raise Refused("\n".join([f"{file}: {len(lines)} interpolations do not resolve", *lines]))
+        raise Refused("\n".join([f"{file}: {counted(len(lines), 'unresolved interpolation')}", *lines]))
 
 
 def _wanted(loaded: DictConfig, file: Path) -> dict[str, str]:
@@ -152,5 +155,5 @@ def _refuse_template(cfg: DictConfig, wanted: dict[str, str], file: Path) -> Non
     if left:
         lines = [f"{path}: {hint}" for path, hint in left.items()]
         raise Refused(
-            "\n".join([f"{file}: a template, which does not run: {len(left)} values are to be filled in", *lines])
+            "\n".join([f"{file}: a template, which does not run: {counted(len(left), 'value')} to fill in", *lines])
         )

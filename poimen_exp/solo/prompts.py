@@ -22,13 +22,15 @@ from poimen_exp.solo.parquet import read_rows
 from poimen_exp.solo.rewards import RewardInput, RewardProvider
 from poimen_exp.tracking.files import sha256_of
 
+_ROLES = ("system", "user", "assistant", "tool")
+
 
 @dataclass(frozen=True)
 class PromptRow:
     """One prompt.
 
     Attributes:
-        where: ``file:row``, rows counted from 0.
+        where: ``row N of FILE``, rows counted from 1.
         prompt: all ids but the last are what its rollouts share.
         reward: what a reward provider is told of it; its response is empty.
     """
@@ -80,7 +82,11 @@ def read_prompts(files: Sequence[Path], codec: HfCodec, rules: PromptRules, prov
         Refused: a file that is no Parquet, a row that is no prompt, lacks what the reward needs or is too long; the
             message names file and row.
     """
-    raw = [(f"{path}:{place}", row) for path in files for place, row in enumerate(_read(path, rules.prompt_key))]
+    raw = [
+        (f"row {number} of {path}", row)
+        for path in files
+        for number, row in enumerate(_read(path, rules.prompt_key), start=1)
+    ]
     rows, dropped = [], 0
     for where, values in (raw[place] for place in _chosen(len(raw), rules)):
         row = _row(where, values, codec, rules.prompt_key)
@@ -129,12 +135,15 @@ def _row(where: str, values: Mapping[str, Any], codec: HfCodec, prompt_key: str)
         raise Refused(f"{where}: reward_model: got {scored!r}, expected a mapping with ground_truth")
     if extra is not None and not isinstance(extra, Mapping):
         raise Refused(f"{where}: extra_info: got {extra!r}, expected a mapping")
+    source = values["data_source"]
+    if not isinstance(source, str) or not source:
+        raise Refused(f"{where}: data_source: got {source!r}, expected a text")
     reward = RewardInput(
         where=where,
         messages=messages,
         solution="",
         response_tokens=0,
-        data_source=str(values["data_source"]),
+        data_source=source,
         ground_truth=(scored or {}).get("ground_truth"),
         extra_info=dict(extra or {}),
     )
@@ -145,6 +154,11 @@ def _row(where: str, values: Mapping[str, Any], codec: HfCodec, prompt_key: str)
 def _messages(where: str, value: Any, prompt_key: str) -> tuple[Mapping[str, str], ...]:
     if not isinstance(value, list) or not value or not all(map(_is_message, value)):
         raise Refused(f'{where}: {prompt_key}: got {str(value)[:80]}, expected a list of {{"role", "content"}} texts')
+    for message in value:
+        if message["role"] not in _ROLES:
+            raise Refused(f"{where}: {prompt_key}: got the role {message['role']!r}, expected {' or '.join(_ROLES)}")
+        if not message["content"].strip():
+            raise Refused(f"{where}: {prompt_key}: got an empty content of {message['role']}, expected a text")
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 

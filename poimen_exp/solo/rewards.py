@@ -12,9 +12,12 @@ import importlib.util
 import inspect
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +26,9 @@ from poimen_exp.gates.outcome import normalize_answer
 from poimen_exp.gates.protocol import parse_answer
 from poimen_exp.tracking.files import sha256_of
 from poimen_exp.tracking.trajectories import RolloutRecord
+
+_RESERVED = {"total", "less_kl"}
+"""Names in a record's rewards that are not parts."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,8 @@ def checked_scores(provider: RewardProvider, inputs: Sequence[RewardInput]) -> t
     """The provider's rewards.
 
     Raises:
-        RewardFailed: it raised, gave another number of rewards than it was asked for, or one that is not finite.
+        RewardFailed: it raised, gave another number of rewards than it was asked for, one that is not finite, or a part
+            under a name of ours.
     """
     try:
         rewards = tuple(provider.score(inputs))
@@ -100,6 +107,13 @@ def checked_scores(provider: RewardProvider, inputs: Sequence[RewardInput]) -> t
     if len(rewards) != len(inputs):
         raise RewardFailed(f"{provider.identity}: got {len(rewards)} rewards for {len(inputs)} responses", 0)
     for place, (reward, item) in enumerate(zip(rewards, inputs, strict=True)):
+        taken = sorted(reward.parts.keys() & _RESERVED)
+        if taken:
+            raise RewardFailed(
+                f"{item.where}: {provider.identity} gave a part named {taken[0]}, expected another name: the records "
+                "have the score, and the reward less KL, under these",
+                place,
+            )
         for name, value in (("total", reward.total), *reward.parts.items()):
             if not math.isfinite(value):
                 raise RewardFailed(
@@ -217,12 +231,27 @@ def target_length() -> PerRow:
 
 
 def verl_scorer() -> PerRow:
-    """verl's own scorer of each ``data_source`` (``verl.utils.reward_score.default_compute_score``)."""
+    """verl's own scorer of each ``data_source`` (``verl.utils.reward_score.default_compute_score``).
+
+    A row lacks a scorer where verl, asked to score nothing, knows none or cannot import it.
+    """
     from importlib.metadata import version
 
     from verl.utils.reward_score import default_compute_score
 
-    return _function(f"verl {version('verl')} default_compute_score", default_compute_score)
+    @cache
+    def unknown(source: str) -> str | None:
+        try:
+            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                default_compute_score(data_source=source, solution_str="", ground_truth="")
+        except (NotImplementedError, ImportError) as error:
+            return f"data_source: got {source!r}, expected one that verl's scorer takes here: {error}"
+        except Exception:  # it knows the source, and this is no answer of it
+            return None
+        return None
+
+    scorer = _function(f"verl {version('verl')} default_compute_score", default_compute_score)
+    return replace(scorer, lacks=lambda row: unknown(row.data_source))
 
 
 def custom_function(path: Path, name: str) -> PerRow:

@@ -260,7 +260,8 @@ def lora_rank(value: Any, leaves: Leaves) -> int:
         return int(whole(1)(value, leaves))
     except Refused:
         raise Refused(
-            "expected a whole number, 1 or more: without LoRA no parameter is trained (lora=rank16)"
+            "expected a whole number, 1 or more: without LoRA no parameter is trained "
+            "(actor_rollout_ref.model.lora_rank=16)"
         ) from None
 
 

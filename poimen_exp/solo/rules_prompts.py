@@ -11,6 +11,7 @@ from poimen_exp.errors import Refused
 from poimen_exp.solo import rules as r
 from poimen_exp.solo.rules import Leaves, Rule, conformant, exact, lowered
 from poimen_exp.solo.settings import Estimator
+from poimen_exp.wording import counted
 
 _CUSTOM, _REWARD_MODEL = "reward.custom_reward_function", "reward.reward_model"
 _GROUPED = ("poimen_gates", "grpo", "rloo")
@@ -166,27 +167,49 @@ def total_epochs(value: Any, leaves: Leaves) -> int:
         if epochs not in (_VERLS_EPOCHS, _NO_LIMIT):
             raise Refused(f"expected {_NO_LIMIT}: trainer.total_training_steps ends a run of the gates: set that")
         return epochs
-    if type(steps) is int and epochs < _NO_LIMIT and epochs * steps_per_epoch(leaves) < steps:
-        raise Refused(
-            f"expected enough epochs for trainer.total_training_steps={steps}: an epoch has {steps_per_epoch(leaves)} "
-            "steps; raise it, or set trainer.total_training_steps=null"
-        )
+    if type(steps) is int and epochs < _NO_LIMIT:
+        per_epoch = steps_per_epoch(leaves)
+        if 0 < epochs * per_epoch < steps:  # an epoch without a full batch: refused under data.train_batch_size
+            raise Refused(
+                f"expected enough epochs for trainer.total_training_steps={steps}: an epoch has "
+                f"{counted(per_epoch, 'step')}; raise it, or set trainer.total_training_steps=null"
+            )
     return epochs
 
 
 def steps_per_epoch(leaves: Leaves) -> int:
     """Full batches in the training files, by the row counts in their footers."""
-    from poimen_exp.solo.parquet import row_count
-
     if leaves["data.filter_overlong_prompts"]:
         raise Refused(
             "expected trainer.total_training_steps as a number: with data.filter_overlong_prompts the rows of an epoch "
             "are known only once all are encoded"
         )
+    return train_rows(leaves) // int(r.whole(1)(leaves["data.train_batch_size"], leaves))
+
+
+def train_rows(leaves: Leaves) -> int:
+    """Rows of the training files that are taken, by their footers; too long ones are not known yet."""
+    from poimen_exp.solo.parquet import row_count
+
     rows = sum(row_count(path) for path in files(leaves["data.train_files"], leaves))
     most = sample_count(leaves["data.train_max_samples"], leaves)
-    rows = min(rows, most) if most > 0 else rows
-    return rows // int(r.whole(1)(leaves["data.train_batch_size"], leaves))
+    return min(rows, most) if most > 0 else rows
+
+
+def train_batch_size(value: Any, leaves: Leaves) -> int:
+    """Prompts a step; no more than the training files have rows (a corpus is counted when it is read)."""
+    batch = int(r.whole(1)(value, leaves))
+    if prompts(leaves):
+        try:
+            rows = train_rows(leaves)
+        except Refused:  # under the keys of the files
+            return batch
+        if rows < batch:
+            raise Refused(
+                f"expected at most {rows}: data.train_files has {counted(rows, 'row')} (data.train_max_samples="
+                f"{leaves['data.train_max_samples']}), and a step takes a full batch"
+            )
+    return batch
 
 
 def kl_flag(value: Any, leaves: Leaves) -> bool:

@@ -55,7 +55,7 @@ HONOURED: tuple[Rule, ...] = (
     ),
     conformant(f"{_ACTOR}.optim.total_training_steps", "-1: taken from trainer.total_training_steps, as verl does"),
     # batches
-    exact("data.train_batch_size", "step.train_batch_size", r.whole(1)),
+    exact("data.train_batch_size", "step.train_batch_size", p.train_batch_size),
     exact(f"{_ACTOR}.ppo_mini_batch_size", "step.ppo_mini_batch_size", r.whole(1)),
     exact(f"{_ACTOR}.ppo_epochs", "step.ppo_epochs", r.whole(1)),
     exact("data.shuffle", "step.shuffle", r.flag),

@@ -36,6 +36,9 @@ def run_solo(settings: SoloSettings, setup: Setup, tracker: Tracker, say: Say, r
     """
     folder = tracker.folder
     loop = build_loop(settings, setup, tracker, say, _checkpoint(settings, folder, say, resume))
+    warmup = settings.trainer.critic_warmup
+    if loop.progress.step < warmup - 1:
+        say(f"trainer.critic_warmup={warmup}: until step {warmup} only the critic learns, the actor stays as it is")
     status = loop.train()
     progress = loop.progress
     adapter = export_best(settings, setup, loop, folder)

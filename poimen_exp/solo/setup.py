@@ -24,6 +24,7 @@ from poimen_exp.solo.policy import Policy, load_codec
 from poimen_exp.solo.settings import CorpusSettings, GateSettings, ModelSettings, SoloSettings
 from poimen_exp.solo.task import Task
 from poimen_exp.solo.warm_start import warm_start
+from poimen_exp.wording import counted
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def require_full_batch(settings: SoloSettings, tasks: int) -> None:
     """Refuses a training split that has fewer tasks than a batch."""
     if tasks < settings.step.train_batch_size:
         raise Refused(
-            f"data.train_batch_size={settings.step.train_batch_size}: the training split has {tasks} tasks; "
+            f"data.train_batch_size={settings.step.train_batch_size}: the training split has {counted(tasks, 'task')}; "
             "expected at least one full batch"
         )
 

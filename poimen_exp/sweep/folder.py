@@ -66,11 +66,22 @@ def open_sweep(wanted: Wanted) -> OpenSweep:
         return _forced(wanted.settings.resume, "sweep.resume", wanted)
     if wanted.is_explicit and (wanted.folder / SWEEP_FILE).is_file():
         return _forced(wanted.folder, "hydra.sweep.dir", wanted)
+    finished: Path | None = None
     if not wanted.is_explicit:
         for folder in _newest_first(wanted.folder.parent):
             found = _continue(folder, wanted)
-            if found is not None:
+            if found is None:
+                continue
+            if not found.study.is_complete(wanted.slots):
                 return found
+            found.lock.release()
+            finished = finished or folder
+    if finished is not None:
+        log.warning(
+            "%s: this sweep is finished there, and all its trials run again in a new folder. To read it: poimen report "
+            "%s; to add to it: more values or trials; for its table: the same command with sweep.resume=%s",
+            *[finished] * 3,
+        )
     return _new(wanted)
 
 
@@ -105,7 +116,7 @@ def _forced(folder: Path, key: str, wanted: Wanted) -> OpenSweep:
 
 
 def _continue(folder: Path, wanted: Wanted) -> OpenSweep | None:
-    """The sweep in the folder, locked, if it is the wanted one, not in work and not complete."""
+    """The sweep in the folder, locked, if it is the wanted one and not in work."""
     record = read_record(folder)
     if record.identity.fingerprint != wanted.identity.fingerprint or _mismatch(record, wanted):
         return None
@@ -116,11 +127,7 @@ def _continue(folder: Path, wanted: Wanted) -> OpenSweep | None:
         lock = FolderLock(folder)
     except Refused:  # taken since the line above
         return None
-    study = _study_of(record, folder, wanted)
-    if study.is_complete(wanted.slots):
-        lock.release()
-        return None
-    return OpenSweep(folder.absolute(), lock, study, resumed=True)
+    return OpenSweep(folder.absolute(), lock, _study_of(record, folder, wanted), resumed=True)
 
 
 def _new(wanted: Wanted) -> OpenSweep:

@@ -24,6 +24,7 @@ from poimen_exp.sweep.space import Point, Space, overrides_of, parse_space
 from poimen_exp.sweep.study import Slot, finished_value, slots_of, trial_folder
 from poimen_exp.sweep.summary import print_summary
 from poimen_exp.sweep.task import ERROR_FILE, TrialTask, finite, write_error
+from poimen_exp.wording import counted
 
 if TYPE_CHECKING:
     from hydra.plugins.launcher import Launcher
@@ -117,7 +118,7 @@ def _announce(sweep: OpenSweep, wanted: Wanted, space: Space) -> None:
     verb = "goes on in" if sweep.resumed else "runs in"
     keys = ", ".join(space.keys) or "no key: one trial"
     log.info("the sweep over %s %s %s", keys, verb, sweep.folder)
-    log.info("%d trials, %d of them complete", len(wanted.slots), done)
+    log.info("%s, %d of them complete", counted(len(wanted.slots), "trial"), done)
 
 
 def _launcher(folder: Path, context: HydraContext, task: TrialTask, config: DictConfig) -> Launcher:

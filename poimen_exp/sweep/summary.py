@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from poimen_exp.wording import wide_console
+
 if TYPE_CHECKING:
     from poimen_exp.sweep.study import TrialRow
 
 
 def print_summary(rows: Sequence[TrialRow], folder: Path, console: Console | None = None) -> None:
     """Prints every trial of the study with its state, failed and repeated ones too."""
-    console = console or Console(soft_wrap=True)
+    console = console or wide_console()
     keys = sorted({key for row in rows for key in row.point})
     table = Table(title=f"trials of {folder}", title_justify="left")
     for column in ("trial", *keys, "state", "value", "folder / reason"):

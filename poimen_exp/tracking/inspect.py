@@ -14,13 +14,16 @@ from rich.console import Console
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.tracking.files import read_json
 from poimen_exp.tracking.integrity import Integrity, verify_run
+from poimen_exp.tracking.metric_names import denominator_of
 from poimen_exp.tracking.metrics_log import MetricLine, by_step
 from poimen_exp.tracking.progress import best_validation, format_duration, results_table
 from poimen_exp.tracking.result import OBJECTIVE
 from poimen_exp.tracking.run_folder import RunFolder
 from poimen_exp.tracking.trajectories import RolloutRecord
+from poimen_exp.wording import size, wide_console
 
 SCHEMA = "poimen.inspection/1"
+_ACCURACIES = ("gates/update_accuracy/evidence_present", "gates/update_accuracy/evidence_free", "gates/exit/exact")
 
 
 @dataclass
@@ -130,6 +133,11 @@ def _report(folder: RunFolder, lines: tuple[MetricLine, ...], statistics: Rollou
             name: _first_best_last(steps, name, best if name.startswith("val/") else None)
             for name in sorted({name for line in lines for name in line.metrics if "/reward/" in name})
         },
+        "gates": {
+            name: found["last"]
+            for name in (f"{side}/{metric}" for side in ("train", "val") for metric in _ACCURACIES)
+            if (found := _first_best_last(steps, name, None))
+        },
         "advantages": statistics.advantage.summary(),
         "memory": {
             "predicted_gb": _predicted(folder),
@@ -184,7 +192,7 @@ def run_inspect(path: Path, as_json: bool, console: Console | None = None) -> No
     if as_json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print(report, path, Console() if console is None else console)
+        _print(report, path, wide_console() if console is None else console)
     if not report["ok"]:
         first = report["damaged"][0]
         raise RunFailed(f"{path}: {len(report['damaged'])} damaged, first {first['file']}: {first['problem']}")
@@ -207,12 +215,14 @@ def _print(report: Mapping[str, Any], path: Path, console: Console) -> None:
     for name, spread in report["rewards"].items():
         values = (f"{word} {at['value']:.3f} (n {at['n']}, step {at['step']})" for word, at in spread.items())
         say(f"{name}: {', '.join(values)}")
+    for name, at in report["gates"].items():
+        say(f"{name}: last {at['value']:.3f} (n {at['n']} {denominator_of(name)}, step {at['step']})")
     if report["advantages"] is not None:
         say("advantages of turns: " + ", ".join(f"{name} {value:.4g}" for name, value in report["advantages"].items()))
     peak = report["memory"]["peak_device_gb"]
     predicted = report["memory"]["predicted_gb"]
-    told = "" if predicted is None else f" (predicted {predicted:.2f} GB)"
-    say(f"device memory, peak: {'not measured' if peak is None else f'{peak:.2f} GB'}{told}")
+    told = "" if predicted is None else f" (predicted {size(predicted * 2**30)})"
+    say(f"device memory, peak: {'not measured' if peak is None else size(peak * 2**30)}{told}")
     for name, phase in report["times"]["phases"].items():
         say(f"{name}: {format_duration(phase['total_s'])} in all, {phase['mean_s']:.2f} s each (n {phase['n']})")
     table = results_table(RunFolder.open(path, "read").read_lines())

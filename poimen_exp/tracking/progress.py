@@ -13,6 +13,7 @@ from rich.text import Text
 from poimen_exp.tracking.metric_names import denominator_of
 from poimen_exp.tracking.metrics_log import MetricLine, by_step
 from poimen_exp.tracking.result import OBJECTIVE
+from poimen_exp.wording import wide_console
 
 _ETA_STEPS = 20
 """Steps whose mean duration the estimate is made from."""
@@ -23,6 +24,8 @@ LINE_METRICS: tuple[tuple[str, str], ...] = (
     ("gates/exit/exact", "exit exact"),
     ("reward/total", "reward"),
 )
+_PROMPTS_REWARD = "critic/score/mean"
+"""What a batch of prompts logs, under verl's name, in the place of ``train/reward/total``."""
 TABLE_METRICS: tuple[tuple[str, str], ...] = (
     ("reward/total", "reward, mean"),
     ("reward/outcome", "answer right, share"),
@@ -81,20 +84,23 @@ def _parts(line: MetricLine, side: str) -> list[Text | str | tuple[str, str]]:
     parts: list[Text | str | tuple[str, str]] = []
     for metric, label in LINE_METRICS:
         name = f"{side}/{metric}"
+        unit = denominator_of(name)
+        if name == "train/reward/total" and name not in line.metrics:
+            name = _PROMPTS_REWARD
         if name in line.metrics:
             label = f"{side} {label}" if metric.startswith("reward/") else label
-            parts += [(f"  {label} ", "dim"), _value(line, name, unit=True)]
+            parts += [(f"  {label} ", "dim"), _value(line, name, unit)]
     failed = line.metrics.get(f"{side}/rollout/failed", 0.0)
     if failed:
         parts.append((f"  failed rollouts {failed:g}", "red"))
     return parts
 
 
-def _value(line: MetricLine, name: str, *, unit: bool) -> str:
+def _value(line: MetricLine, name: str, unit: str | None = None) -> str:
     count = line.counts.get(name)
     if count is None:
         return f"{line.metrics[name]:.2f}"
-    return f"{line.metrics[name]:.2f} ({count}{f' {denominator_of(name)}' if unit else ''})"
+    return f"{line.metrics[name]:.2f} ({count}{f' {unit}' if unit else ''})"
 
 
 def format_duration(seconds: float) -> str:
@@ -142,7 +148,7 @@ def results_table(lines: Iterable[MetricLine], best_step: int | None = None, sta
     for metric, label in TABLE_METRICS:
         name = f"val/{metric}"
         if any(name in validations[step].metrics for step in heads):
-            cells = (_value(line, name, unit=False) if name in line.metrics else "-" for line in
+            cells = (_value(line, name) if name in line.metrics else "-" for line in
                      (validations[step] for step in heads))  # fmt: skip
             table.add_row(label, denominator_of(name) or "", *cells)
     return table
@@ -152,6 +158,6 @@ def print_results(
     lines: Iterable[MetricLine], best_step: int | None = None, start: str = "base", console: Console | None = None
 ) -> None:
     """Prints ``results_table``, or says that nothing was validated."""
-    console = Console() if console is None else console
+    console = wide_console() if console is None else console
     table = results_table(lines, best_step, start)
     console.print("no validation was logged: no result table" if table is None else table)

@@ -317,11 +317,11 @@ def test_a_verl_file_without_our_keys_is_planned_and_says_what_is_missing(
 ) -> None:
     file = tmp_path / "verl.yaml"
     file.write_text("data:\n  train_batch_size: 8\nactor_rollout_ref:\n  rollout:\n    name: vllm\n    n: 4\n")
-    with pytest.raises(Refused, match="fields stand against a solo run") as refused:
-        report_plan(file_source(file, ["trainer.nnodes=2"]), PlanRequest(as_json=True))
-    assert "without LoRA no parameter is trained" in str(refused.value)
+    overrides = ["trainer.nnodes=2", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"]
+    with pytest.raises(Refused, match="1 field that a solo run refuses"):
+        report_plan(file_source(file, overrides), PlanRequest(as_json=True))
     data = json.loads(capsys.readouterr().out)
-    assert "data.train_files" in data["missing"]  # verl's own default is gae on files that are not here
+    assert data["missing"].keys() >= {"data.train_files", "actor_rollout_ref.model.lora_rank"}  # verl's own defaults
     assert {entry["field"]: entry["value"] for entry in data["fields"]}["actor_rollout_ref.rollout.n"] == 4
     assert not any(line.startswith("trainer.nnodes") for line in data["refused"])
 
@@ -339,6 +339,29 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, m
     file.write_text(text)
     with pytest.raises(Refused, match=message):
         load_config(file)
+
+
+def test_the_table_has_what_stands_out_and_all_of_it_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verl.yaml"
+    file.write_text("data:\n  train_batch_size: 8\n  shuffle: true\n")
+    source = file_source(file, ["actor_rollout_ref.model.use_liger=true"])
+    for all_leaves in (False, True):
+        with pytest.raises(Refused, match="1 field that a solo run refuses"):
+            report_plan(source, PlanRequest(all_leaves=all_leaves))
+    _, short, whole = capsys.readouterr().out.split("field ", 2)
+    assert "REFUSED" in next(line for line in short.splitlines() if "model.use_liger" in line)
+    named = {line.split()[0] for line in short.splitlines()}
+    assert named >= {"data.train_batch_size", "actor_rollout_ref.rollout.name"}  # changed; lowered
+    assert not named & {"data.shuffle", "trainer.test_freq", "alpha"}  # as they are by default
+    assert "or lowered; --all: every leaf" in short
+    assert ", 1 REFUSED\n" in short
+    assert "FILL IN" in next(line for line in short.splitlines() if line.startswith("data.train_files"))
+    assert "--all" not in whole
+    leaves = {entry.field for entry in plan_fields(source.cfg)[1]}
+    assert f"\n{len(leaves):,} leaves: " in short
+    assert leaves <= {line.split()[0] for line in whole.splitlines()}
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ def test_convert_check_stats_and_split_of_a_set(tmp_path: Path) -> None:
     stats = json.loads(run("stats", out, "--chunk-tokens", 100, "--json"))
     assert (stats["trajectories"], stats["documents"], stats["projects"]) == (10, 10, 5)
     assert stats["sides"] == {"train": [3, 6], "val": [1, 2], "test": [1, 2]}
+    read = run("stats", out, "--chunk-tokens", 100)
+    assert "  train: 3 projects, 6 trajectories\n  val: 1 project, 2 trajectories\n" in read
+    assert not set(read) & set("{}()[]")  # no raw tuples, mappings or lists
     sides = json.loads(run("split", out, "--json"))
     assert {side: len(projects) for side, projects in sides.items()} == {"train": 3, "val": 1, "test": 1}
     assert sum(sum(projects.values()) for projects in sides.values()) == 10

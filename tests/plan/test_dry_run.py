@@ -133,5 +133,11 @@ def test_the_local_configuration_of_a_plan_runs(
     plan = json.loads(folder.plan.read_text())
     assert plan["estimate"]["memory"]["peak"] > 0
     assert {entry["field"]: entry["value"] for entry in plan["fields"]}["trainer.nnodes"] == 1
-    assert "estimate: at most" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "estimate: at most" in said.err
+    assert said.err.index(f"run folder: {run}\n") < said.err.index("estimate: at most")
+    assert said.out.endswith(f"run folder: {run}\n")
     assert poimen(monkeypatch, "run", str(local), "--folder", str(run)) == 2  # a run lies there
+    capsys.readouterr()
+    assert poimen(monkeypatch, "resume", str(run), "trainer.total_training_steps=3") == 0
+    assert " in 2 of 3 steps; peak memory " in capsys.readouterr().err

@@ -11,15 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from poimen_exp.config.compose import compose_config
 from poimen_exp.gates.types import Prompt
 from poimen_exp.solo import estimate as e
 from poimen_exp.solo.estimate import GB, Critic, ModelShape, Rates, Rows, Workload
-from poimen_exp.solo.estimate_inputs import critic_of, measure_rates, model_shape
+from poimen_exp.solo.estimate_inputs import critic_of, measure_rates, model_shape, workload
 from poimen_exp.solo.fused import use_fused_lora
+from poimen_exp.solo.plan import compile_settings
 from poimen_exp.solo.policy import ADAPTER
 from poimen_exp.solo.rows import Row, pack
 from poimen_exp.solo.settings import CriticSettings, ModelSettings, OptimSettings
 from poimen_exp.solo.slots import use_grouped_attention
+from poimen_exp.wording import hours, size
 
 from .support import MODEL
 
@@ -156,9 +159,23 @@ def test_a_run_is_its_steps_and_its_validations() -> None:
 
 def test_the_printed_lines_have_the_assumptions() -> None:
     tokens, hours = e.lines(e.estimate(SHAPE, WORK, RATES), 3, "cpu: test")
-    assert tokens.startswith("estimate: at most 96 tokens a step (32 sampled), 432 in 3 steps; peak memory 0.00 GB")
+    assert tokens.startswith("estimate: at most 96 tokens a step (32 sampled), 432 in 3 steps; peak memory 0.0")
+    assert " MB (weights " in tokens
     assert "of which 50% are assumed" in hours
     assert "measured on cpu: test" in hours
+
+
+def test_small_numbers_are_printed_in_small_units() -> None:
+    assert [size(count) for count in (1.534 * 2**30, 3.2 * 2**20)] == ["1.53 GB", "3.2 MB"]
+    assert [hours(count_s) for count_s in (5400, 313.4, 0.2844)] == ["1.5 h", "313 s", "0.28 s"]
+
+
+def test_a_run_that_goes_on_is_estimated_by_the_steps_that_are_left() -> None:
+    settings, _ = compile_settings(compose_config(["+experiment=quickstart", "trainer.test_freq=10"]))  # 40 steps
+    work = workload(settings, [ROWS], 1, 1, 3)
+    assert (work.steps, work.validations) == (40, 5)  # at 0, 10, 20, 30, 40
+    work = workload(settings, [ROWS], 1, 1, 3, done=20)
+    assert (work.steps, work.validations) == (20, 2)
 
 
 # Peaks measured on one H200 (docs/results/solo-h200.md), GiB. 135M: SmolLM2-135M; 3B: the sizes of Qwen2.5-3B.

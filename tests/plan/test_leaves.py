@@ -96,7 +96,7 @@ CHANGES = {
         {
             "data.train_files": ("[{other}]", ("{other}",)),
             "data.val_files": ("{other}", ("{other}",)),
-            "data.train_max_samples": ("3", 3),
+            "data.train_max_samples": ("5", 5),
             "data.val_max_samples": ("1", 1),
             "data.prompt_key": ("question", "question"),
             "data.filter_overlong_prompts": ("true", True),

@@ -101,7 +101,7 @@ def test_a_source_without_model_and_corpus_becomes_a_template_that_does_not_run(
     source = verl_file(tmp_path, {"corpus.path": None, "actor_rollout_ref.model.path": "Qwen/Qwen2.5-3B-Instruct"})
     assert poimen(monkeypatch, "plan", str(source), "--out", str(tmp_path / "local.yaml")) == 2
     said = capsys.readouterr().err
-    assert "2 values are to be filled in" in said
+    assert "2 values to fill in" in said
     assert "corpus.path: got '???'" in said
     assert "actor_rollout_ref.model.path: got 'Qwen/Qwen2.5-3B-Instruct', expected: folder of a downloaded" in said
     template = tmp_path / "local.template.yaml"
@@ -111,7 +111,7 @@ def test_a_source_without_model_and_corpus_becomes_a_template_that_does_not_run(
     assert fields["corpus.path"]["local_value"] is None
     for command in ("plan", "run"):
         assert poimen(monkeypatch, command, str(template)) == 2
-        assert "a template, which does not run: 2 values are to be filled in" in capsys.readouterr().err
+        assert "a template, which does not run: 2 values to fill in" in capsys.readouterr().err
 
 
 def test_a_template_that_is_filled_in_becomes_a_configuration(tmp_path: Path) -> None:
@@ -128,6 +128,15 @@ def test_prompts_without_a_reward_become_a_template_that_names_it(tmp_path: Path
     compiled = compile_source(file_source(verl_file(tmp_path, changes)))
     assert compiled.refusals == ()
     assert set(compiled.missing) == {"data.train_files", "data.val_files", "rewards.provider"}
+
+
+def test_a_verl_file_without_engine_and_rank_becomes_a_template_that_names_the_rank(tmp_path: Path) -> None:
+    name, rank = "actor_rollout_ref.rollout.name", "actor_rollout_ref.model.lora_rank"
+    compiled = compile_source(file_source(verl_file(tmp_path, {name: None, rank: None})))
+    assert (compiled.refusals, set(compiled.missing)) == ((), {rank})
+    template, _ = write_plan_files(compiled, tmp_path / "a.yaml", force=False)
+    settings, _ = compile_settings(load_config(template, [f"{rank}=16"]))
+    assert (settings.rollout.engine, settings.model.lora_rank) == ("vllm", 16)
 
 
 def test_a_changed_objective_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:

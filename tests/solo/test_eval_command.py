@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from typer.testing import CliRunner
 from poimen_exp.cli import app
 from poimen_exp.config.paths import asset
 from poimen_exp.errors import Refused
+from poimen_exp.evaluation.evaluate import SHOWN, Evaluation, ReaderScores
+from poimen_exp.evaluation.intervals import Estimate
+from poimen_exp.evaluation.table import print_evaluation
 from poimen_exp.solo.policy import Policy
 
 from .run_support import small_corpus, small_settings
@@ -55,6 +59,16 @@ def evaluate(corpus: Path, *more: str) -> Any:
     return json.loads(done.stdout)
 
 
+def test_a_table_in_a_pipe_is_neither_cut_nor_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    scores = {metric: Estimate(0.123, 0.101, 0.145, 12_345, "projects") for metric in SHOWN}
+    readers = tuple(ReaderScores(name, scores, {"a-project": scores}, 0) for name in READERS)
+    print_evaluation(Evaluation("test", 9, 3, 1, "exact", readers), as_json=False)
+    said = capsys.readouterr().out
+    assert "…" not in said
+    (line,) = (line for line in said.splitlines() if PRESENT in line)
+    assert line.count("n=12345") == len(READERS)
+
+
 def test_base_and_adapter_stand_beside_the_four_readers_that_frame_them(corpus: Path, adapter: Path) -> None:
     found = evaluate(corpus, "--adapter", str(adapter))
     assert [reader["reader"] for reader in found["readers"]] == READERS
@@ -84,6 +98,26 @@ def test_a_run_without_its_adapter_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["eval", str(tmp_path)])
     assert isinstance(done.exception, Refused)
     assert "has no adapter yet" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("multirun/fake/2026-01-02/0", "no such folder, expected the folder of a run .*mean .*fake/2026-01-01"),
+        ("multirun/fake/2026-01-01", "neither resolved.yaml nor config.json .*did you mean .*2026-01-01/0"),
+        ("multirun", "neither resolved.yaml nor config.json there, expected the folder of a run .* or of a model$"),
+    ],
+    ids=["misspelt", "a-sweep", "no-run"],
+)
+def test_a_target_that_is_no_run_is_named_with_the_one_that_may_be_meant(
+    tmp_path: Path, asked: str, message: str
+) -> None:
+    run = tmp_path / "multirun" / "fake" / "2026-01-01" / "0"
+    run.mkdir(parents=True)
+    (run / "resolved.yaml").write_text("alpha: 0.9")
+    done = CliRunner().invoke(app, ["eval", str(tmp_path / asked)])
+    assert isinstance(done.exception, Refused)
+    assert re.search(message, str(done.exception))
 
 
 def test_a_split_that_the_corpus_does_not_have_is_refused(corpus: Path) -> None:

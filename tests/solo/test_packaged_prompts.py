@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 f"hydra.run.dir={root / name}",
                 "hydra.job_logging.root.level=ERROR",
             ]
-            assert main(lines) == 0
+            with (root / f"{name}.stderr").open("w") as told, redirect_stderr(told):
+                assert main(lines) == 0
     return {name: root / name for name in EXPERIMENTS}
 
 
@@ -83,6 +85,8 @@ def test_the_actor_waits_for_the_critic(folders: dict[str, Path]) -> None:
     assert "actor/pg_loss" not in lines[1]
     assert "actor/pg_loss" in lines[2]
     assert "critic/vf_loss" in lines[1]
+    notice = "trainer.critic_warmup=2: until step 2 only the critic learns"
+    assert [name for name in EXPERIMENTS if notice in folders[name].with_suffix(".stderr").read_text()] == ["ppo"]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,12 @@ def test_the_actor_waits_for_the_critic(folders: dict[str, Path]) -> None:
     [
         (["corpus.path=somewhere"], "corpus.path: got 'somewhere', expected it left out"),
         (["rewards.provider=null"], "rewards.provider: got none, expected exactly one source of rewards"),
+        (
+            [f"reward.custom_reward_function.path={Path(__file__).with_name('reward_by_text.py')}"],
+            "reward.custom_reward_function.path, expected exactly one source of rewards among rewards.provider, "
+            "reward.custom_reward_function.path, reward.reward_model.enable; set rewards.provider=null",
+        ),
+        (["trainer.n_gpus_per_node=2"], "got 2, expected 1 or 8 (verl's default, taken as not set): distributed_only"),
         (["reward.reward_model.enable=true"], "reward.reward_model.model_path: got None"),
         (["actor_rollout_ref.rollout.n=1"], "a group of one has no baseline"),
         (["data.train_files=none.parquet"], "data.train_files: got 'none.parquet', expected Parquet files that exist"),
@@ -106,6 +116,16 @@ def test_what_does_not_fit_together_is_refused_by_name(lines: list[str], message
     with pytest.raises(Refused) as refused:
         app.check(compose_config(["+experiment=grpo", *lines]))
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("steps", ["20", "null"])
+def test_a_batch_larger_than_its_files_is_named_with_their_rows_and_nothing_else_is_blamed(steps: str) -> None:
+    lines = ["data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=128", "trainer.total_epochs=3"]
+    with pytest.raises(Refused) as refused:
+        app.check(compose_config(["+experiment=grpo", *lines, f"trainer.total_training_steps={steps}"]))
+    first, *others = str(refused.value).splitlines()
+    assert first.startswith("data.train_batch_size: got 128, expected at most 96: data.train_files has 96 rows (")
+    assert others == []
 
 
 def test_epochs_count_where_no_number_of_steps_is_given() -> None:

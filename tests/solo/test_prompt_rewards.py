@@ -74,6 +74,21 @@ def test_verls_own_scorer_is_chosen_by_data_source() -> None:
         verl_scorer().score([told("4")])
 
 
+def test_a_source_that_verls_scorer_does_not_know_is_named_before_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    scorer = verl_scorer()
+    assert "got 'poimen/x', expected one that verl's scorer takes" in str(scorer.check(ROW))
+    known = ("openai/gsm8k", "lighteval/MATH", "aime2024", "numina_cn_k12", "codecontests", "searchR1_nq")
+    assert [scorer.check(replace(ROW, data_source=source)) for source in known] == [None] * len(known)
+    assert capfd.readouterr() == ("", "")  # nor is what verl prints of an empty answer
+
+
+@pytest.mark.parametrize("part", ["total", "less_kl"])
+def test_a_part_under_a_name_of_ours_is_refused_with_its_function(custom: Path, part: str) -> None:
+    custom.write_text(f"def mine(**told):\n    return {{'score': 1, '{part}': 0}}\n")
+    with pytest.raises(RewardFailed, match=rf"f\.parquet:3: mine of mine\.py sha256 \w+ gave a part named {part}"):
+        checked_scores(custom_function(custom, "mine"), [told("4")])
+
+
 CUSTOM = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     if solution_str == "crash":
@@ -214,8 +229,18 @@ def test_a_run_whose_reward_raises_ends_as_failed_and_keeps_the_responses(tmp_pa
         raise ZeroDivisionError(item.where)
 
     lines = ["trainer.total_training_steps=1", "trainer.val_before_train=false"]
-    with pytest.raises(RunFailed, match=r"step 1: .*target-length-train\.parquet:\d+: broken/1 raised ZeroDivision"):
+    with pytest.raises(RunFailed, match=r"step 1: row \d+ of .*-length-train\.parquet: broken/1 raised ZeroDivision"):
         run(small_settings("grpo", *lines), tmp_path / "r", reward=PerRow("broken/1", crash))
     records = list(read_trajectories(tmp_path / "r/trajectories/step_1.jsonl"))
     assert [record.failed is not None for record in records] == [True] + [False] * 15
     assert "total" not in records[0].rewards
+
+
+def test_a_validation_whose_reward_raises_keeps_its_responses_too(tmp_path: Path) -> None:
+    def crash(item: RewardInput) -> float:
+        raise ZeroDivisionError(item.where)
+
+    with pytest.raises(RunFailed, match="broken/1 raised ZeroDivision"):
+        run(small_settings("grpo"), tmp_path / "r", reward=PerRow("broken/1", crash))
+    records = list(read_trajectories(tmp_path / "r/trajectories/val_0.jsonl"))
+    assert [record.failed is not None for record in records] == [True] + [False] * 15

@@ -108,7 +108,7 @@ def test_batches_come_in_the_order_of_verls_data_loader(shuffle: bool) -> None:
 
 def test_a_prompt_that_does_not_fit_is_refused_with_its_row(codec: HfCodec, tmp_path: Path) -> None:
     path = write_prompts(tmp_path / "a.parquet", [*sample_rows("target-length", 2, 0), long_row(2)])
-    with pytest.raises(Refused, match=r"a\.parquet:2: a prompt of \d+ tokens, expected at most data.max_prompt_length"):
+    with pytest.raises(Refused, match=r"row 3 of .*a\.parquet: a prompt of \d+ tokens, expected at most data.max_pro"):
         read(codec, path)
 
 
@@ -119,10 +119,13 @@ def broken(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (broken(prompt="hello"), r"0: prompt: got hello, expected a list of"),
-        (broken(prompt=[{"role": "user", "content": ["x"]}]), "0: prompt: got"),
-        (broken(extra_info={"index": 0, "target_length": -4}), r"0: extra_info.target_length: got -4"),
-        (broken(extra_info=7), "0: extra_info: got 7"),
+        (broken(prompt="hello"), r"^row 1 of .*a\.parquet: prompt: got hello, expected a list of"),
+        (broken(prompt=[{"role": "user", "content": ["x"]}]), "row 1 of .*: prompt: got"),
+        (broken(prompt=[{"role": "user", "content": " "}]), "row 1 of .*: prompt: got an empty content of user"),
+        (broken(prompt=[{"role": "oracle", "content": "x"}]), "row 1 of .*: prompt: got the role 'oracle', expected"),
+        (broken(data_source=None), "row 1 of .*: data_source: got None, expected a text"),
+        (broken(extra_info={"index": 0, "target_length": -4}), r"row 1 of .*: extra_info.target_length: got -4"),
+        (broken(extra_info=7), "row 1 of .*: extra_info: got 7"),
         ({"prompt": [], "data_source": "x"}, "no column reward_model"),
     ],
 )

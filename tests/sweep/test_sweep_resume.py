@@ -53,9 +53,16 @@ def test_a_grown_grid_adds_trials_and_a_finished_command_starts_anew(bench: Benc
     assert bench.sweeps() == [folder]
     assert [alpha for alpha, _ in bench.runs()] == ["0.9", "1.0", "0.5"]
 
-    assert bench.sweep("corpus=c", "alpha=0.9,1.0").code == 0
+    shown = bench.sweep("corpus=c", "alpha=0.9,1.0", f"sweep.resume={folder}")
+    assert (shown.code, len(bench.sweeps()), len(bench.runs())) == (0, 1, 3)
+    again = bench.sweep("corpus=c", "alpha=0.9,1.0")
+    assert again.code == 0
     assert len(bench.sweeps()) == 2
     assert [alpha for alpha, _ in bench.runs()][3:] == ["0.9", "1.0"]
+    named = f"{folder.relative_to(bench.folder)}: this sweep is finished there"
+    assert again.text.index(named) < again.text.index("2 trials, 0 of them complete")
+    assert f"poimen report {folder.relative_to(bench.folder)}; " in again.text
+    assert named not in grown.text
 
 
 def test_a_changed_base_config_is_another_sweep_and_is_refused_in_a_forced_folder(bench: Bench) -> None:

@@ -47,10 +47,12 @@ def make_run(path: Path) -> RunFolder:
         tracker.log(0, {"val/reward/total": 0.5}, {"val/reward/total": 8})
         for step in (1, 2):
             reward = {"train/reward/total": step * 0.25, "val/reward/total": 0.5 + step / 2}
+            gates = {"train/gates/update_accuracy/evidence_free": step / 4, "val/gates/exit/exact": step / 8}
+            costs = {"timing_s/gen": 2.0 * step, "perf/max_memory_allocated_gb": 3.0 - step, "update/skipped": 1}
             tracker.log(
                 step,
-                {**reward, "timing_s/gen": 2.0 * step, "perf/max_memory_allocated_gb": 3.0 - step, "update/skipped": 1},
-                {"train/reward/total": 2, "val/reward/total": 8},
+                {**reward, **gates, **costs},
+                {**dict.fromkeys(reward, 8), "train/reward/total": 2, **dict.fromkeys(gates, 6)},
             )
             tracker.write_trajectories(step, [rollout(step, 0, (1.0, 0.5)), rollout(step, 1, (-1.0, 0.0))])
             tracker.write_trajectories(step, [rollout(step, 0, (None, None))], "val")

@@ -57,6 +57,10 @@ def test_a_sound_run_is_reported(
         "last": {"step": 2, "value": 1.5, "n": 8},
     }
     assert list(report["rewards"]["train/reward/total"]) == ["first", "last"]
+    assert report["gates"] == {
+        "train/gates/update_accuracy/evidence_free": {"step": 2, "value": 0.5, "n": 6},
+        "val/gates/exit/exact": {"step": 2, "value": 0.25, "n": 6},
+    }
     # a step has 1, 0.5, -1, 0: mean 0.125, mean square 2.25 / 4
     assert report["advantages"] == pytest.approx(
         {"n": 8, "mean": 0.125, "std": (0.5625 - 0.125**2) ** 0.5, "min": -1.0, "max": 1.0, "zero_share": 0.25}
@@ -74,6 +78,9 @@ def test_the_text_has_the_same_numbers(
     assert "17 files verified, 0 damaged" in text
     assert "val/reward/total: first 0.500 (n 8, step 0), best 1.500 (n 8, step 2), last 1.500 (n 8, step 2)" in text
     assert "response tokens: 20" in text
+    assert "train/gates/update_accuracy/evidence_free: last 0.500 (n 6 chunks, step 2)" in text
+    assert "val/gates/exit/exact: last 0.250 (n 6 trajectories, step 2)" in text
+    assert "device memory, peak: 2.00 GB (predicted 2.50 GB)" in text
     assert "base" in text
 
 

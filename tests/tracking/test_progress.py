@@ -42,6 +42,17 @@ def test_what_was_not_measured_is_not_shown() -> None:
     assert out.getvalue() == "step 1/2  train reward 1.00 (4 trajectories)  2.0 s/step  ETA 2 s\n"
 
 
+def test_a_batch_of_prompts_shows_its_score_as_the_reward() -> None:
+    console, out = plain()
+    score = "critic/score/mean"
+    ProgressLine(2, console)(MetricLine(1, 1.0, {score: 0.25, "timing_s/step": 2.0}, {score: 32}))
+    assert out.getvalue() == "step 1/2  train reward 0.25 (32 trajectories)  2.0 s/step  ETA 2 s\n"
+    out.truncate(0)
+    both = {score: 0.25, "train/reward/total": 0.5, "timing_s/step": 2.0}  # verl logs its own beside ours
+    ProgressLine(2, console)(MetricLine(1, 1.0, both, {}))
+    assert out.getvalue().count("reward") == 1
+
+
 def test_a_validation_has_a_line_of_its_own() -> None:
     console, out = plain()
     progress = ProgressLine(10, console)

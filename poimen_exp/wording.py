@@ -1,0 +1,39 @@
+"""Numbers as a person reads them, and the console they are printed on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_NO_TERMINAL = 10_000
+"""Columns where nobody's window bounds a line: in a pipe or a file nothing is cut or folded."""
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """``1 field``, ``2,000 fields``; ``plural`` where it is not the noun with an s."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def size(count: float) -> str:
+    """Bytes as ``1.53 GB`` (of 2^30), below 0.1 GB as ``23.4 MB``."""
+    return f"{count / 2**30:.2f} GB" if count >= 0.1 * 2**30 else f"{count / 2**20:.3g} MB"
+
+
+def seconds(count: float) -> str:
+    """``0.28 s``, ``42 s``."""
+    return f"{count:.0f} s" if count >= 10 else f"{count:.2g} s"
+
+
+def hours(count_s: float) -> str:
+    """Seconds as ``1.5 h``, below 0.1 h as seconds."""
+    return seconds(count_s) if count_s < 360 else f"{count_s / 3600:.2g} h"
+
+
+def wide_console() -> Console:
+    """Standard output: as wide as the terminal, or as whatever is printed where it is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _NO_TERMINAL)
