@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,7 +213,7 @@ def _train(cfg: DictConfig, checked: Checked, folder: RunFolder, resume: bool) -
     register_resolvers()
     values = resolved(cfg)
     say_on_stderr(f"run folder: {_near(folder.path)}")
-    _record(folder, cfg, checked)
+    checked = _record(folder, cfg, checked)
     listeners = [ProgressLine(int(values["trainer"]["total_training_steps"]))]
     with Tracker(folder, checked.keys.tracking, values, listeners) as tracker:
         tracker.describe(_provenance(checked, values))
@@ -234,18 +234,21 @@ def _near(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _record(folder: RunFolder, cfg: DictConfig, checked: Checked) -> None:
+def _record(folder: RunFolder, cfg: DictConfig, checked: Checked) -> Checked:
+    """Writes what is known before the first step; gives the run back with what its estimate decided."""
     folder.write_resolved(OmegaConf.to_yaml(cfg, resolve=True))
     folder.write_gate_check(checked.report.to_json())
-    if checked.solo is not None:
-        from poimen_exp.solo.dry import cost
-        from poimen_exp.solo.plan import plan_json
-        from poimen_exp.tracking.tracker import say_on_stderr
+    if checked.solo is None:
+        return checked
+    from poimen_exp.solo.dry import cost
+    from poimen_exp.solo.plan import plan_json
+    from poimen_exp.tracking.tracker import say_on_stderr
 
-        estimate, told = cost(checked.solo.settings, checked.solo.setup, _steps_done(checked.solo.settings, folder))
-        folder.write_plan({**plan_json(checked.solo.plan), "estimate": estimate})
-        for line in told:
-            say_on_stderr(line)
+    found = cost(checked.solo.settings, checked.solo.setup, _steps_done(checked.solo.settings, folder))
+    folder.write_plan({**plan_json(checked.solo.plan), "estimate": found.estimate})
+    for line in found.told:
+        say_on_stderr(line)
+    return replace(checked, solo=replace(checked.solo, settings=found.settings))
 
 
 def _steps_done(settings: SoloSettings, folder: RunFolder) -> int:

@@ -18,10 +18,11 @@ from torch import Tensor
 from poimen_exp.errors import Refused
 from poimen_exp.solo.fused import use_fused_lora, use_fused_norms
 from poimen_exp.solo.losses import MiniBatchSize, finite, summed
+from poimen_exp.solo.offload import model_on_device, state_on_device
 from poimen_exp.solo.policy import ADAPTER, frozen_state, put_weights
 from poimen_exp.solo.ragged import Ragged, at
 from poimen_exp.solo.rows import Row, micro_batches, pad_left, pad_right
-from poimen_exp.solo.settings import CriticSettings
+from poimen_exp.solo.settings import NO_OFFLOAD, CriticSettings, OffloadSettings
 from poimen_exp.solo.task import RolloutBatch
 from poimen_exp.solo.update import UpdateReport, lr_schedule, mini_batches, role_report, step_quietly
 
@@ -72,13 +73,22 @@ class Critic:
 
     Args:
         train_batch_size: prompts of a rollout batch.
-        steps: rollout batches of the run, for the schedule.
+        offload: whether weights and optimizer state lie in main memory outside of ``on_device`` and ``learning``.
     """
 
-    def __init__(self, settings: CriticSettings, pad_id: int, train_batch_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        settings: CriticSettings,
+        pad_id: int,
+        train_batch_size: int,
+        device: torch.device,
+        offload: OffloadSettings = NO_OFFLOAD,
+    ) -> None:
         self._settings, self._pad_id, self._batch_size, self.device = settings, pad_id, train_batch_size, device
         self._dtype = getattr(torch, settings.dtype)
-        self.model = _value_model(settings).to(device).eval()  # no dropout: old and new values are of one function
+        self._moves, self._state_moves = offload.critic, offload.critic_optimizer
+        home = "cpu" if self._moves else device
+        self.model = _value_model(settings).to(home).eval()  # no dropout: old and new values are of one function
         self.optimizer = torch.optim.AdamW(
             self.trainable().values(),
             lr=settings.optim.lr,
@@ -86,6 +96,18 @@ class Critic:
             weight_decay=settings.optim.weight_decay,
         )
         self.schedule = lr_schedule(self.optimizer, settings.optim)
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """A phase that needs the weights."""
+        with model_on_device(self.model, self.device, self._moves):
+            yield
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """A phase that needs weights and optimizer state."""
+        with self.on_device(), state_on_device(self.optimizer, self.device, self._state_moves):
+            yield
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that the optimizer moves, by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from poimen_exp.solo.estimate import Estimate, lines
@@ -42,8 +42,23 @@ def checked_setup(cfg: DictConfig) -> tuple[SoloSettings, Setup]:
     return solo.settings, solo.setup
 
 
-def cost(settings: SoloSettings, setup: Setup, done: int = 0) -> tuple[dict[str, Any], list[str]]:
-    """The estimate of a run on this machine, as ``plan.json`` has it and as it is printed; without ``done`` steps."""
+@dataclass(frozen=True)
+class Cost:
+    """The estimate of a run on this machine, as ``plan.json`` has it and as it is printed.
+
+    ``settings``: of the run, offloading where the machine's memory asks for it.
+    """
+
+    settings: SoloSettings
+    estimate: dict[str, Any]
+    told: list[str]
+
+
+def cost(settings: SoloSettings, setup: Setup, done: int = 0) -> Cost:
+    """What a run will cost on this machine; without the ``done`` steps that lie behind it."""
     device = pick_device(settings.device)
     found: Estimate = run_estimate(settings, setup, measure_rates(device, settings.model.dtype), device, done)
-    return asdict(found), lines(found, settings.trainer.total_training_steps, describe_device(str(device)), done)
+    told = lines(found, settings.trainer.total_training_steps, describe_device(str(device)), done)
+    if found.offload != settings.offload:
+        told.append("offload: all roles, as memory asks for it: the peak would be above what this GPU has")
+    return Cost(replace(settings, offload=found.offload), asdict(found), told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import torch
 from poimen_exp.gates.codec import HfCodec
 from poimen_exp.gates.types import Generation
 from poimen_exp.solo.engine import Follow, Request, TransformersEngine
+from poimen_exp.solo.offload import model_on_device
 from poimen_exp.solo.policy import Policy
 from poimen_exp.solo.settings import SoloSettings
 
@@ -35,6 +37,32 @@ class Engine(Protocol):
         ...
 
 
+class VisitingEngine:
+    """A transformers engine that is made for a call: sampler, slots and what was recorded leave the device after it.
+
+    Args:
+        make: of an engine over ``sampler``.
+    """
+
+    def __init__(self, sampler: torch.nn.Module, device: torch.device, make: Callable[[], TransformersEngine]) -> None:
+        make()  # refuses what cannot be sampled from
+        self._sampler, self._device, self._make = sampler, device, make
+
+    def generate(self, requests: Sequence[Request], generator: torch.Generator) -> list[Generation]:
+        with model_on_device(self._sampler, self._device, moves=True):
+            return self._make().generate(requests, generator)
+
+    def serve(self, requests: Mapping[int, Request], follow: Follow, generator: torch.Generator) -> None:
+        with model_on_device(self._sampler, self._device, moves=True):
+            self._make().serve(requests, follow, generator)
+
+    def sync(self) -> None:
+        """Nothing to do: the sampler's weights are the policy's own copy."""
+
+    def sleep(self) -> None:
+        """Nothing to do: between calls nothing is on the device."""
+
+
 def make_engine(settings: SoloSettings, policy: Policy, codec: HfCodec, say: Callable[[str], None]) -> Engine:
     """The run's engine; says which one it is where a GPU has no vLLM that was asked for.
 
@@ -46,7 +74,8 @@ def make_engine(settings: SoloSettings, policy: Policy, codec: HfCodec, say: Cal
         return _vllm(settings, policy, codec)
     if rollout.engine == "vllm" and policy.device.type == "cuda":
         say("rollouts by the transformers engine: the package vllm is not installed (extra vllm)")
-    return TransformersEngine(policy.sampler, codec.stop_ids, codec.pad_id, rollout.max_rows)
+    make = partial(TransformersEngine, policy.sampler, codec.stop_ids, codec.pad_id, rollout.max_rows)
+    return VisitingEngine(policy.sampler, policy.device, make) if settings.offload.actor else make()
 
 
 def samples_with_vllm(settings: SoloSettings, device: torch.device) -> bool:

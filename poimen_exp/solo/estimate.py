@@ -8,8 +8,10 @@ rows of one group share, S other prompt tokens, R response tokens, T = P + S + R
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
+from poimen_exp.solo.settings import FULL_OFFLOAD, NO_OFFLOAD, OffloadSettings
 from poimen_exp.wording import counted, hours, seconds, size
 
 GB = 2**30  # as perf/max_memory_allocated_gb has it
@@ -148,7 +150,10 @@ class Rates:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device; ``peak`` is weights + adapter + critic + cache + the larger of ``sampling``, ``update``."""
+    """Bytes; ``peak`` is weights + adapter + critic + cache + the larger of ``sampling``, ``update``.
+
+    Where roles are offloaded it is less: the fullest phase of ``peak_bytes``.
+    """
 
     weights: int
     adapter: int
@@ -157,6 +162,15 @@ class Memory:
     sampling: int
     update: int
     peak: int
+
+
+@dataclass(frozen=True)
+class Role:
+    """Bytes of a role: in its own phase ``whole``, and ``busy`` for what it does there; ``stays`` in all others."""
+
+    whole: int
+    busy: int
+    stays: int
 
 
 @dataclass(frozen=True)
@@ -171,13 +185,16 @@ class Estimate:
     rollout_s: float
     update_s: float
     hours: float
+    offload: OffloadSettings
 
 
-def estimate(model: ModelShape, work: Workload, rates: Rates, critic: Critic | None = None) -> Estimate:
+def estimate(
+    model: ModelShape, work: Workload, rates: Rates, critic: Critic | None = None, offload: OffloadSettings = NO_OFFLOAD
+) -> Estimate:
     """The cost of a run.
 
     A step's time is that of its rollouts (``rollout_seconds``) and its update (``update_seconds``); a validation is a
-    rollout of its own rows.
+    rollout of its own rows. Moves are not counted.
     """
     tokens = round(work.rows * work.mean.tokens)
     val_tokens = round(work.val_rows * work.mean.tokens)
@@ -189,39 +206,76 @@ def estimate(model: ModelShape, work: Workload, rates: Rates, critic: Critic | N
         tokens_per_step=tokens,
         sampled_per_step=round(work.rows * work.mean.response),
         tokens_per_run=work.steps * tokens + work.validations * val_tokens,
-        memory=memory(model, work, critic),
+        memory=memory(model, work, critic, offload),
         rates=rates,
         rollout_s=rollout,
         update_s=update,
         hours=seconds / 3600,
+        offload=offload,
     )
 
 
-def memory(model: ModelShape, work: Workload, critic: Critic | None = None) -> Memory:
+def needed_offload(
+    model: ModelShape, work: Workload, critic: Critic | None, offload: OffloadSettings
+) -> OffloadSettings:
+    """``offload``, or all of it where a GPU has room for the run with it and not without."""
+    room = work.device_bytes
+    fits = [memory(model, work, critic, choice).peak <= room for choice in (offload, FULL_OFFLOAD)]
+    return FULL_OFFLOAD if fits == [False, True] else offload
+
+
+def memory(
+    model: ModelShape, work: Workload, critic: Critic | None = None, offload: OffloadSettings = NO_OFFLOAD
+) -> Memory:
     """Peak of a run's tensors.
 
     weights = 2 x parameters x b: the trained model's frozen base, and the copy that samples (vLLM has a third in its
     share). adapter = lora x (16 + 4): Adam in float32, and the reference. critic = frozen x b + trained x 16. The cache
-    of the rows being written stays while the update runs; vLLM sleeps then.
+    of the rows being written stays while the update runs unless the sampler is offloaded; vLLM sleeps then, and an
+    offloaded sampler beside it never comes.
     """
-    weights = 2 * model.parameters * model.dtype_bytes
-    adapter = model.lora * (ADAM_BYTES + REFERENCE_BYTES)
-    value = 0 if critic is None else _critic_bytes(critic)
+    base = model.parameters * model.dtype_bytes
+    actor = _trained_role(base, model.lora, update_bytes(model, work), offload.actor, offload.actor_optimizer)
+    value = Role(0, 0, 0) if critic is None else _critic_role(critic, work.longest, offload)
+    reference = model.lora * REFERENCE_BYTES
+    shared = 0 if offload.reference else reference
     cache, sampling = cache_bytes(model, work), sampling_bytes(model, work)
     if work.device_bytes:
-        cache = min(cache, max(0, work.device_bytes - weights - adapter - value) // 2)
+        cache = min(cache, max(0, work.device_bytes - base - actor.stays - value.stays - shared) // 2)
+    copy = base
     if work.engine_bytes:
         cache, sampling = 0, work.engine_bytes
-    update = update_bytes(model, work)
-    if critic is not None:
-        update = max(update, critic_update_bytes(critic, work.longest))
-    peak = weights + adapter + value + cache + max(sampling, update)
-    return Memory(weights, adapter, value, cache, sampling, update, peak)
+        copy = 0 if offload.actor else base
+    sampler = Role(copy + cache, sampling, 0 if offload.actor else copy + cache)
+    return Memory(
+        weights=2 * base,
+        adapter=model.lora * ADAM_BYTES + reference,
+        critic=value.whole,
+        cache=cache,
+        sampling=sampling,
+        update=max(actor.busy, value.busy),
+        peak=shared + peak_bytes([sampler, actor, value]),
+    )
 
 
-def _critic_bytes(critic: Critic) -> int:
+def peak_bytes(roles: Sequence[Role]) -> int:
+    """The fullest phase: one role whole and busy, of the others what stays."""
+    stay = sum(role.stays for role in roles)
+    return max(stay - role.stays + role.whole + role.busy for role in roles)
+
+
+def _trained_role(frozen_bytes: int, trained: int, busy: int, moves: bool, state_moves: bool) -> Role:
+    """Weights and gradients are half of ``ADAM_BYTES``, the two moments the other."""
+    half = trained * ADAM_BYTES // 2
+    stays = (0 if moves else frozen_bytes + half) + (0 if state_moves else half)
+    return Role(frozen_bytes + 2 * half, busy, stays)
+
+
+def _critic_role(critic: Critic, longest: Rows, offload: OffloadSettings) -> Role:
     """A fully trained critic has no frozen part: its weights are float32."""
-    return (critic.parameters - critic.trained) * critic.shape.dtype_bytes + critic.trained * ADAM_BYTES
+    frozen = (critic.parameters - critic.trained) * critic.shape.dtype_bytes
+    busy = critic_update_bytes(critic, longest)
+    return _trained_role(frozen, critic.trained, busy, offload.critic, offload.critic_optimizer)
 
 
 def kv_bytes(model: ModelShape) -> int:
@@ -352,6 +406,7 @@ def lines(found: Estimate, steps: int, device: str, done: int = 0) -> list[str]:
     m = found.memory
     parts = {"weights": m.weights, "adapter": m.adapter, "critic": m.critic, "cache": m.cache, "update": m.update}
     shown = ", ".join(f"{name} {size(part)}" for name, part in parts.items() if part)
+    shown += "; offloaded roles take turns" if any(asdict(found.offload).values()) else ""
     counted_steps = f"{steps - done} of {steps} steps" if done else counted(steps, "step")
     return [
         f"estimate: at most {found.tokens_per_step:,} tokens a step ({found.sampled_per_step:,} sampled), "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from poimen_exp.errors import Refused
 from poimen_exp.gates.types import ReadingTask
-from poimen_exp.solo.estimate import Critic, Estimate, ModelShape, Rates, Rows, Workload, estimate
+from poimen_exp.solo.estimate import Critic, Estimate, ModelShape, Rates, Rows, Workload, estimate, needed_offload
 from poimen_exp.solo.settings import ModelSettings, SoloSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ _Kind = Literal["policy", "value"]
 
 
 def run_estimate(settings: SoloSettings, setup: Setup, rates: Rates, device: torch.device, done: int = 0) -> Estimate:
-    """The estimate of what is left, after ``done`` steps, of a run of these tasks on this device."""
+    """The estimate of what is left, after ``done`` steps, of a run of these tasks on this device, which offloads as it
+    needs to there.
+    """
     from poimen_exp.solo.prompt_setup import PromptSetup
     from poimen_exp.solo.setup import GateSetup
 
@@ -41,7 +43,8 @@ def run_estimate(settings: SoloSettings, setup: Setup, rates: Rates, device: tor
     mean_turns = sum(turns) / len(turns)
     flat = [row for rows in per_rollout for row in rows]
     work = on_device(workload(settings, flat, mean_turns, max(turns), val_tasks, done), settings, device)
-    return estimate(model_shape(settings.model), work, rates, critic_of(settings, mean_turns))
+    model, critic = model_shape(settings.model), critic_of(settings, mean_turns)
+    return estimate(model, work, rates, critic, needed_offload(model, work, critic, settings.offload))
 
 
 def on_device(work: Workload, settings: SoloSettings, device: torch.device) -> Workload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,8 @@ class Loop:
     """A run in progress. ``train`` takes it from where ``progress`` stands to its end.
 
     Roles take turns on one device: actor (``policy`` samples, ``updater`` trains it), reference (the same base under
-    other adapter weights), critic (None but for gae); the reward is the task's.
+    other adapter weights), critic (None but for gae); the reward is the task's. Those that are offloaded come for their
+    phases only.
     """
 
     settings: SoloSettings
@@ -87,7 +88,6 @@ class Loop:
                 batch = self.task.weigh(batch, measured)
             report = self._learn(step, batch, measured, clock)
             with clock("update_weights"):
-                self.policy.sync()
                 self.engine.sync()
         self._count(step, batch, report)
         metrics, counts = _train_metrics(batch, report)
@@ -115,28 +115,33 @@ class Loop:
     def _measure(self, batch: RolloutBatch, clock: _Clock) -> Measured:
         """Old and reference log-probs and values, as far as the task or the update asks for them."""
         task, update = self.task.needs, self.updater.needs
+        old, ref = task.log_probs or update.log_probs, task.ref_log_probs or update.ref_log_probs
         log_probs, ref_log_probs, values = None, None, None
-        if task.log_probs or update.log_probs:
-            with clock("old_log_prob"):
-                log_probs = self.updater.log_probs(batch.rows)
-        if task.ref_log_probs or update.ref_log_probs:
-            with clock("ref"):
-                ref_log_probs = self.updater.reference_log_probs(batch.rows)
+        with self.policy.on_device() if old or ref else nullcontext():
+            if old:
+                with clock("old_log_prob"):
+                    log_probs = self.updater.log_probs(batch.rows)
+            if ref:
+                with clock("ref"):
+                    ref_log_probs = self.updater.reference_log_probs(batch.rows)
         if self.critic is not None:
-            with clock("values"):
+            with clock("values"), self.critic.on_device():
                 values = self.critic.values(batch.rows)
         return Measured(log_probs, ref_log_probs, values)
 
     def _learn(self, step: int, batch: RolloutBatch, measured: Measured, clock: _Clock) -> UpdateReport:
-        """Updates of critic and actor; the actor waits until step ``trainer.critic_warmup``."""
+        """Updates of critic, actor and sampler; the actor waits until step ``trainer.critic_warmup``."""
         reports = []
         if self.critic is not None:
             assert measured.values is not None
-            with clock("update_critic"):
+            with clock("update_critic"), self.critic.learning():
                 reports.append(self.critic.update(batch, measured.values))
         if step >= self.settings.trainer.critic_warmup:
-            with clock("update_actor"):
-                reports.append(self.updater.update(batch, measured))
+            with self.updater.learning():
+                with clock("update_actor"):
+                    reports.append(self.updater.update(batch, measured))
+                with clock("update_weights"):
+                    self.policy.sync()
         return joined(reports)
 
     def _prompts(self, step: int) -> list[int]:
@@ -257,7 +262,7 @@ class _Clock:
         yield
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self.seconds[phase] = time.perf_counter() - begun
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begun
 
     def split(self, phase: str, part: str, seconds: float) -> None:
         """Gives ``part`` a share of the seconds of ``phase``; nothing where the share is 0."""

@@ -95,10 +95,11 @@ def _dry(compiled: Compiled, gate_check: bool) -> tuple[dict[str, Any], list[str
     else:
         settings, _ = compile_settings(compiled.local)
         setup = dry.loaded_setup(settings)
-    found, told = dry.cost(settings, setup)
+    cost = dry.cost(settings, setup)
+    told = list(cost.told)
     if gate_check:
         told.append("dry run: model, tokenizer, tasks, rewards and gate check are in order; no step was taken")
-    return found, told
+    return cost.estimate, told
 
 
 def _print(compiled: Compiled, console: Console, all_leaves: bool) -> None:

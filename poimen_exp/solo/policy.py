@@ -14,6 +14,7 @@ from torch import Tensor
 from poimen_exp.errors import Refused
 from poimen_exp.gates.codec import HfCodec
 from poimen_exp.solo.fused import use_fused_lora, use_fused_norms
+from poimen_exp.solo.offload import model_on_device
 from poimen_exp.solo.settings import ModelSettings
 from poimen_exp.solo.slots import use_grouped_attention
 
@@ -53,21 +54,24 @@ class Policy:
 
     LoRA weights are float32 whatever the base's type is: at lr 1e-6 a bfloat16 weight does not move. The sampler is
     only as fresh as the last ``sync``.
+
+    Args:
+        offload: both lie in main memory; ``on_device`` brings the trained one, whoever samples brings the sampler.
     """
 
-    def __init__(self, settings: ModelSettings, device: torch.device) -> None:
+    def __init__(self, settings: ModelSettings, device: torch.device, offload: bool = False) -> None:
         from peft import LoraConfig, PeftModel, get_peft_model
         from transformers import AutoModelForCausalLM
 
-        self.device = device
+        self.device, self._offload = device, offload
         self.dtype = getattr(torch, settings.dtype)
         base = AutoModelForCausalLM.from_pretrained(
             settings.path,
             dtype=self.dtype,
             attn_implementation=settings.attn_implementation,
             local_files_only=True,
-        ).to(device)
-        base.eval().requires_grad_(False)
+        )
+        base.to("cpu" if offload else device).eval().requires_grad_(False)
         if settings.attn_implementation == "sdpa":
             use_grouped_attention(base)  # the same products; transformers' own repeats each shared key for every head
         if self.dtype != torch.float32:
@@ -93,7 +97,14 @@ class Policy:
             parameter.data = parameter.data.float()
         if not self.trainable():
             raise Refused(f"{settings.target_modules}: no module of {settings.path} has that name: nothing to train")
-        self.sync()
+        with self.on_device():
+            self.sync()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """A phase that needs the trained model: forwards, updates, ``sync``."""
+        with model_on_device(self.model, self.device, self._offload):
+            yield
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Parameters that the optimizer moves, by name."""

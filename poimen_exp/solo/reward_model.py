@@ -9,6 +9,7 @@ import torch
 
 from poimen_exp.adapters.hashing import base_model_sha256
 from poimen_exp.errors import Refused
+from poimen_exp.solo.offload import model_on_device
 from poimen_exp.solo.rewards import Reward, RewardInput
 from poimen_exp.solo.settings import RewardSettings
 from poimen_exp.tracking.files import sha256_of
@@ -69,16 +70,11 @@ class SequenceClassifier:
     def score(self, inputs: Sequence[RewardInput]) -> Sequence[Reward]:
         ids = [self._ids(item) for item in inputs]
         scores: dict[int, float] = {}
-        self._model.to(self._device)
-        try:
+        with model_on_device(self._model, self._device, moves=True):
             for places in _equal_lengths(ids, self._batch_tokens):
                 batch = torch.tensor([ids[place] for place in places], device=self._device)
                 logits = self._model(input_ids=batch, attention_mask=torch.ones_like(batch)).logits[:, -1].float()
                 scores |= dict(zip(places, logits.tolist(), strict=True))
-        finally:
-            self._model.to("cpu")
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
         return [Reward(scores[place]) for place in range(len(inputs))]
 
     def _ids(self, item: RewardInput) -> tuple[int, ...]:

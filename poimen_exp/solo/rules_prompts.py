@@ -257,6 +257,11 @@ def any_size(value: Any, leaves: Leaves) -> int | None:
     return value if isinstance(value, bool) else r.optional_count(value, leaves)
 
 
+def offloaded(what: str) -> str:
+    """The lowering of a switch that offloads."""
+    return f"true: {what} in main memory outside of their phases; false: where the GPU has no room for all roles"
+
+
 ALGORITHM: tuple[Rule, ...] = (
     *only(
         discounted,

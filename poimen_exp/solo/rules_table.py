@@ -171,6 +171,18 @@ LOWERED: tuple[Rule, ...] = (
     lowered(f"{_ACTOR}.use_torch_compile", "compilation changes no meaning", "", r.flag),
     lowered(f"{_REF}.use_torch_compile", "compilation changes no meaning", "", r.flag),
     lowered(f"{_ACTOR}.shuffle", "mini-batches are whole groups in the order of the batch"),
+    lowered(
+        f"{_ACTOR}.fsdp_config.param_offload", p.offloaded("trained and sampling weights"), "offload.actor", r.flag
+    ),
+    lowered(
+        f"{_ACTOR}.fsdp_config.optimizer_offload", p.offloaded("optimizer state"), "offload.actor_optimizer", r.flag
+    ),
+    lowered(
+        f"{_REF}.fsdp_config.param_offload",
+        p.offloaded("the reference's adapter weights (its base is the actor's)"),
+        "offload.reference",
+        r.flag,
+    ),
     lowered("trainer.device", "the root key device chooses: set that"),
     lowered("trainer.default_local_dir", "checkpoints lie in the run folder"),
     lowered("trainer.logger", "metrics.jsonl is always written; W&B is tracking.wandb", accepts=(["console"],)),
@@ -187,6 +199,7 @@ INACTIVE: tuple[Rule, ...] = (
     inactive("reward.*", _NO_REWARD_MODEL),
     inactive("sandbox_fusion.*", _NO_REWARD_MODEL),
     inactive("distillation.*", "there is no teacher"),
+    inactive(f"{_REF}.fsdp_config.optimizer_offload", "the reference has no optimizer"),
     inactive(f"{_ACTOR}.policy_loss.*", "a parameter of other losses than vanilla"),
     inactive(f"{_ACTOR}.tau_*", "a parameter of other losses than vanilla"),
     inactive(f"{_MODEL}.mtp.*", "active with mtp.enable"),

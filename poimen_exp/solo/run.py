@@ -59,26 +59,33 @@ def build_loop(
     pad_id = setup.codec.pad_id
     require_full_batch(settings, setup.train_size)
     seed_everything(settings.seed)
-    policy = Policy(settings.model, device)
+    offload = settings.offload
+    policy = Policy(settings.model, device, offload.actor)
     engine = make_engine(settings, policy, setup.codec, say)
+    engine.sleep()
     critic = None
     if settings.critic is not None:
-        critic = Critic(settings.critic, pad_id, settings.step.train_batch_size, device)
+        critic = Critic(settings.critic, pad_id, settings.step.train_batch_size, device, offload)
     identity = run_identity(settings, setup)
     progress = Progress()
     if checkpoint is None:
-        reference = setup.prepare(settings, policy, say)
+        with policy.on_device():
+            reference = setup.prepare(settings, policy, say)
         if settings.reference is not None:
             reference = named_adapter(policy, settings.reference)
         tracker.rewind(-1, 0)
     else:
         _require_same(checkpoint.state.identity, identity, tracker.folder)
         policy.load_state(checkpoint.state.actor.weights)
-        policy.sync()
-        reference = {name: value.to(device) for name, value in checkpoint.state.reference.items()}
+        with policy.on_device():
+            policy.sync()
+        reference = checkpoint.state.reference
         progress = checkpoint.progress
-    temperature = settings.rollout.train.temperature
-    updater = Updater(policy, reference, pad_id, temperature, settings.loss, settings.optim, settings.step)
+    reference = {name: value.to("cpu" if offload.reference else device) for name, value in reference.items()}
+    temperature, optim = settings.rollout.train.temperature, settings.optim
+    updater = Updater(
+        policy, reference, pad_id, temperature, settings.loss, optim, settings.step, offload.actor_optimizer
+    )
     if checkpoint is not None:
         _restore(updater, checkpoint.state.actor)
         if critic is not None:
@@ -94,7 +101,8 @@ def build_loop(
 
 
 def _restore(role: Updater | Critic, trained: Trained) -> None:
-    role.optimizer.load_state_dict(dict(trained.optimizer))
+    with role.learning():  # what is loaded lands beside the weights
+        role.optimizer.load_state_dict(dict(trained.optimizer))
     role.schedule.load_state_dict(dict(trained.schedule))
 
 
@@ -172,7 +180,8 @@ def export_best(settings: SoloSettings, setup: Setup, loop: Loop, folder: RunFol
     if step != progress.step:
         best = load_checkpoint(folder.checkpoint(step))
         loop.policy.load_state({name: value.to(loop.policy.device) for name, value in best.state.actor.weights.items()})
-        loop.policy.sync()
+        with loop.policy.on_device():
+            loop.policy.sync()
     line = by_step(read_metrics(folder.metrics).lines).get(step)
     metrics = {} if line is None else {k: v for k, v in line.metrics.items() if k.startswith("val/")}
     info = setup.adapter_info(settings, folder.path.name, step, metrics)

@@ -188,6 +188,22 @@ class StepSettings:
 
 
 @dataclass(frozen=True)
+class OffloadSettings:
+    """What lies in main memory outside of the phases that need it. On a CPU everything does, and nothing moves."""
+
+    actor: bool = False
+    """Weights that are trained, and with them those that sample, their slots and what was recorded."""
+    actor_optimizer: bool = False
+    reference: bool = False
+    """The reference's adapter weights; its base is the actor's."""
+    critic: bool = False
+    critic_optimizer: bool = False
+
+
+NO_OFFLOAD, FULL_OFFLOAD = OffloadSettings(), OffloadSettings(True, True, True, True, True)
+
+
+@dataclass(frozen=True)
 class TrainerSettings:
     total_training_steps: int
     test_freq: int
@@ -232,3 +248,4 @@ class SoloSettings:
     reward: RewardSettings = RewardSettings()
     reference: Path | None = None
     critic: CriticSettings | None = None
+    offload: OffloadSettings = NO_OFFLOAD

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from poimen_exp.errors import Refused
 from poimen_exp.solo.forward import token_stats
 from poimen_exp.solo.losses import LossBatch, MiniBatchSize, actor_loss, finite, summed
+from poimen_exp.solo.offload import state_on_device
 from poimen_exp.solo.policy import Policy
 from poimen_exp.solo.ragged import Ragged, at
 from poimen_exp.solo.rows import PackedRows, Row, micro_batches, pack
@@ -60,7 +62,11 @@ class _Log:
 
 
 class Updater:
-    """Optimizer, schedule and the update of one step."""
+    """Optimizer, schedule and the update of one step.
+
+    Args:
+        offload: whether the optimizer state lies in main memory outside of ``learning``.
+    """
 
     def __init__(
         self,
@@ -71,13 +77,21 @@ class Updater:
         loss: LossSettings,
         optim: OptimSettings,
         step: StepSettings,
+        offload: bool = False,
     ) -> None:
+        self._offload = offload
         self._policy, self._reference, self._pad_id = policy, reference, pad_id
         self._temperature, self._loss, self._optim, self._step = temperature, loss, optim, step
         self.optimizer = torch.optim.AdamW(
             policy.trainable().values(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
         )
         self.schedule = lr_schedule(self.optimizer, optim)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """A phase that needs the trained model and its optimizer state."""
+        with self._policy.on_device(), state_on_device(self.optimizer, self._policy.device, self._offload):
+            yield
 
     @property
     def needs(self) -> Needs:

@@ -20,7 +20,14 @@ from poimen_exp.solo.fused import use_fused_lora
 from poimen_exp.solo.plan import compile_settings
 from poimen_exp.solo.policy import ADAPTER
 from poimen_exp.solo.rows import Row, pack
-from poimen_exp.solo.settings import CriticSettings, ModelSettings, OptimSettings
+from poimen_exp.solo.settings import (
+    FULL_OFFLOAD,
+    NO_OFFLOAD,
+    CriticSettings,
+    ModelSettings,
+    OffloadSettings,
+    OptimSettings,
+)
 from poimen_exp.solo.slots import use_grouped_attention
 from poimen_exp.wording import hours, size
 
@@ -121,6 +128,49 @@ def test_a_critic_adds_its_weights_and_its_optimizer() -> None:
     assert trained.peak == 4000 + 1200 + 14_400 + 8192 + 24_480  # the critic's micro-batch is the widest
 
 
+def test_offloaded_roles_count_in_their_own_phase_only() -> None:
+    # Base 2,000; actor 2,000 + 60 x 16, reference 60 x 4; critic 900 x 16, and 16,320 of its update.
+    value = critic(900, 900)
+    whole = e.memory(SHAPE, WORK, value, FULL_OFFLOAD)
+    assert (whole.weights, whole.adapter, whole.critic) == (4000, 1200, 14_400)
+    critic_phase = 14_400 + e.critic_update_bytes(value, ROWS)
+    assert whole.peak == max(2000 + 8192 + whole.sampling, 2000 + 960 + 23_040, critic_phase)
+    assert whole.peak == critic_phase == 14_400 + 16_320
+    # The critic stays in the actor's phase, with the reference; sampler and slots do not.
+    assert e.memory(SHAPE, WORK, value, OffloadSettings(actor=True)).peak == 14_400 + 240 + 2000 + 960 + 23_040
+
+
+def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
+    # Of 500 trained weights 8 bytes stay while the actor learns, which is the fullest phase then.
+    found = e.memory(SHAPE, WORK, critic(500, 500), OffloadSettings(critic_optimizer=True))
+    assert found.peak == 4000 + 1200 + 8192 + 500 * 8 + 23_040
+
+
+def test_an_offloaded_sampler_beside_vllm_never_comes() -> None:
+    found = e.memory(SHAPE, replace(WORK, engine_bytes=50_000), None, OffloadSettings(actor=True))
+    assert found.peak == 50_000 + 60 * 8 + 240
+
+
+def test_slots_take_half_of_what_the_offloaded_leave() -> None:
+    # 8,000 less 2,000 of the sampler; less 4,000 and 1,200 where nothing is offloaded
+    work = replace(WORK, device_bytes=8000)
+    assert [e.memory(SHAPE, work, None, offload).cache for offload in (FULL_OFFLOAD, NO_OFFLOAD)] == [3000, 1400]
+
+
+def test_all_is_offloaded_where_the_run_fits_so_and_not_otherwise() -> None:
+    value = critic(900, 900)
+
+    def needed(device_bytes: int, asked: OffloadSettings = NO_OFFLOAD) -> OffloadSettings:
+        return e.needed_offload(SHAPE, replace(WORK, device_bytes=device_bytes), value, asked)
+
+    # Without: 4,000 + 1,200 + 14,400 + slots + 28,176; with: 34,560.
+    assert needed(60_000) == NO_OFFLOAD
+    assert needed(40_000) == FULL_OFFLOAD
+    assert needed(40_000, OffloadSettings(reference=True)) == FULL_OFFLOAD
+    assert needed(30_000) == NO_OFFLOAD  # it would not help
+    assert needed(0) == NO_OFFLOAD  # a CPU
+
+
 def test_a_critic_reads_prompts_whole() -> None:
     # 2 rows of 12 tokens under 30; a token: 364, 32 of keys and values, 12 x 2 of mask; two layers
     assert e.critic_update_bytes(critic(900, 900), ROWS) == 2 * 24 * (284 + 32 + 24)
@@ -163,6 +213,8 @@ def test_the_printed_lines_have_the_assumptions() -> None:
     assert " MB (weights " in tokens
     assert "of which 50% are assumed" in hours
     assert "measured on cpu: test" in hours
+    offloaded = e.estimate(SHAPE, WORK, RATES, None, FULL_OFFLOAD)
+    assert " MB; offloaded roles take turns)" in e.lines(offloaded, 3, "cpu: test")[0]
 
 
 def test_small_numbers_are_printed_in_small_units() -> None:
