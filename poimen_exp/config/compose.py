@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -32,7 +33,12 @@ def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def hydra_message(error: BaseException) -> str:
-    """What Hydra says, with the cause where it keeps that apart."""
+    """What Hydra says, with the cause where it keeps that apart; of a group's unknown option, what was meant."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
+        near = difflib.get_close_matches(name, error.options, n=1)
+        meant = f"; did you mean {group}={near[0]}?" if near else ""
+        return f"{group}: got {name}, expected one of {', '.join(error.options)}{meant}"
     cause = error.__cause__
     lines = [str(error)] + ([str(cause)] if isinstance(cause, OmegaConfBaseException) else [])
     return "\n".join(dict.fromkeys(line for line in lines if line))

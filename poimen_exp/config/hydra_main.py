@@ -27,9 +27,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from poimen_exp.config.compose import CONFIG_NAME, hydra_message
-from poimen_exp.config.keys import check_keys, is_known, unknown_key
+from poimen_exp.config.keys import check_keys, is_known, suggestion, unknown_key
 from poimen_exp.config.paths import conf_dir
-from poimen_exp.errors import Refused
+from poimen_exp.errors import PoimenError, Refused
 
 Check = Callable[[DictConfig], object]
 Task = Callable[[DictConfig], Any]
@@ -149,7 +149,18 @@ def _launch(hydra: Hydra, args: argparse.Namespace, name: str, check: Check, tas
     if swept:
         raise Refused(f"{', '.join(swept)}: several values, expected one, or --multirun to run each")
     check(without_hydra(cfg))
-    hydra.run(name, task, args.overrides)
+    said: list[PoimenError] = []
+
+    def quiet(job: DictConfig) -> Any:
+        """The task; of its own errors Hydra would print the overrides before they are told."""
+        try:
+            return task(job)
+        except PoimenError as error:
+            said.append(error)
+
+    hydra.run(name, quiet, args.overrides)
+    if said:
+        raise said[0]
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
@@ -171,13 +182,19 @@ def refuse_unknown(overrides: Sequence[Override], loader: ConfigLoaderImpl) -> N
         if key == "hydra" or key.startswith(("hydra.", "hydra/")) or _is_group(key, loader):
             continue
         if not is_known(key):
-            lines.append(unknown_key(key, f" ({override.input_line})"))
+            lines.append(unknown_key(key, f" ({override.input_line})") + _near_group(key))
     if lines:
         raise Refused("\n".join(lines))
 
 
 def _is_group(key: str, loader: ConfigLoaderImpl) -> bool:
     return "/" in key or bool(loader.get_group_options(key))
+
+
+def _near_group(key: str) -> str:
+    groups = [folder.name for folder in conf_dir().iterdir() if folder.is_dir()]
+    near = [] if suggestion(key) else difflib.get_close_matches(key, groups, n=1)
+    return f"; did you mean the group {'+' if near[0] in _ADDED else ''}{near[0]}?" if near else ""
 
 
 def _check_swept(cfg: DictConfig, loader: ConfigLoaderImpl) -> None:
