@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,21 +10,23 @@ from typing import Literal
 from poimen_exp.errors import Refused
 from poimen_exp.sweep.records import OBJECTIVE, RunRecord, Setting, SweepRuns, label
 from poimen_exp.sweep.stats import Estimate, paired_difference, t_interval
+from poimen_exp.wording import counted
 
 At = Literal["last", "best"]
 """The validation that a run is judged by: its last one, or the one with the best ``val/reward/total``."""
 
 EVIDENCE_FREE = "gates/update_accuracy/evidence_free"
 TABLE_METRICS: tuple[tuple[str, str], ...] = (
-    (OBJECTIVE, "reward"),
-    ("val/gates/update_accuracy/evidence_present", "update accuracy, evidence"),
-    (f"val/{EVIDENCE_FREE}", "update accuracy, evidence-free"),
-    ("val/gates/exit/exact", "exit exact"),
-    ("val/gates/exit/early", "exit early"),
-    ("val/gates/exit/late", "exit late"),
-    ("val/gates/format_correct", "format correct"),
-    ("val/response_length/mean", "response length"),
+    (OBJECTIVE, "reward, mean"),
+    ("val/gates/update_accuracy/evidence_present", "update accuracy on evidence, share"),
+    (f"val/{EVIDENCE_FREE}", "update accuracy without evidence, share"),
+    ("val/gates/exit/exact", "exit exact, share"),
+    ("val/gates/exit/early", "exit early, share"),
+    ("val/gates/exit/late", "exit late, share"),
+    ("val/gates/format_correct", "format correct, share"),
+    ("val/response_length/mean", "response length, mean tokens"),
 )
+_TABLE_NAMES = frozenset(name for name, _ in TABLE_METRICS)
 COLLAPSE_DROP = 0.10
 """Evidence-free accuracy that falls by more than this from a run's start to its end is a collapse."""
 REFERENCE_ALPHA = "0.9"
@@ -32,11 +35,15 @@ REFERENCE_ALPHA = "0.9"
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: name of a metric to its estimate over seeds; a metric that no run has is absent."""
+    """One setting: name of a metric to its estimate over seeds; a metric that no run has is absent.
+
+    ``counts``: what the metric's denominator counts, summed over the seeds.
+    """
 
     setting: Setting
     estimates: dict[str, Estimate]
     seeds: tuple[int, ...]
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -85,13 +92,17 @@ def table(runs: Sequence[RunRecord], settings: Sequence[Setting], at: At, until:
     """
     rows = []
     for setting in settings:
-        values = {run.seed: _values(run, at, until) for run in runs if run.setting == setting}
+        chosen = [run for run in runs if run.setting == setting]
+        values = {run.seed: _values(run, at, until) for run in chosen}
+        counts = Counter[str]()
+        for run in chosen:
+            counts.update(_counts(run, at, until))
         estimates = {}
         for name, _ in TABLE_METRICS:
             present = [per_run[name] for per_run in values.values() if name in per_run]
             if present:
                 estimates[name] = t_interval(present)
-        rows.append(Row(setting, estimates, tuple(sorted(values))))
+        rows.append(Row(setting, estimates, tuple(sorted(values)), dict(counts)))
     return tuple(rows)
 
 
@@ -139,19 +150,29 @@ def verdict(found: Sequence[Collapse]) -> str:
     fallen = [label(c.setting) for c in found if c.collapsed]
     head = f"collapsed at {'; '.join(fallen)}" if fallen else "no setting collapsed"
     numbers = "; ".join(
-        f"{label(c.setting)}: {c.start:.3f} -> {c.end:.3f}, {c.fallen} of {c.n} seeds fell" for c in found
+        f"{label(c.setting)}: {c.start:.3f} -> {c.end:.3f}, fell in {c.fallen} of {counted(c.n, 'seed')}" for c in found
     )
     return f"Evidence-free collapse (update accuracy falls by more than {COLLAPSE_DROP:.2f}): {head}. {numbers}."
 
 
 def _values(run: RunRecord, at: At, until: int | None) -> dict[str, float]:
     """The table's metrics of a run at the validation it is judged by."""
-    rewards = {s: v for s, v in run.series(OBJECTIVE).items() if until is None or s <= until}
-    if not rewards:
-        return {}
-    step = max(rewards) if at == "last" else max(rewards, key=lambda s: (rewards[s], -s))
+    step = _judged_at(run, at, until)
     values = {name: run.series(name) for name, _ in TABLE_METRICS}
     return {name: series[step] for name, series in values.items() if step in series}
+
+
+def _counts(run: RunRecord, at: At, until: int | None) -> dict[str, int]:
+    """Denominators of the table's metrics at that validation."""
+    step = _judged_at(run, at, until)
+    return {n: c for line in run.lines if line.step == step for n, c in line.counts.items() if n in _TABLE_NAMES}
+
+
+def _judged_at(run: RunRecord, at: At, until: int | None) -> int | None:
+    rewards = {s: v for s, v in run.series(OBJECTIVE).items() if until is None or s <= until}
+    if not rewards:
+        return None
+    return max(rewards) if at == "last" else max(rewards, key=lambda s: (rewards[s], -s))
 
 
 def _start_and_end(run: RunRecord) -> tuple[float, float] | None:

@@ -23,6 +23,8 @@ from poimen_exp.sweep.figures import interactive, write_png
 from poimen_exp.sweep.records import RunRecord, Setting, SweepRuns, label, load_sweep
 from poimen_exp.sweep.stats import Estimate
 from poimen_exp.tracking.files import write_atomic, write_json
+from poimen_exp.tracking.metric_names import denominator_of
+from poimen_exp.wording import counted
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def unfinished(sweep: SweepRuns) -> tuple[str, ...]:
 def as_markdown(report: Report) -> str:
     """The tables and the verdict, as they go into docs."""
     parts = [f"# {report.sweep.folder.name}", "", *(f"- {note}" for note in report.notes), "", "## Settings", ""]
-    parts += _markdown_table(("metric", *(_heading(row) for row in report.rows)), table_cells(report.rows))
+    parts += _markdown_table(headings(report.rows), table_cells(report.rows))
     for comparison in report.comparisons:
         parts += ["", f"## {label(comparison.second)} minus {label(comparison.first)}, paired by seed", ""]
         parts += _markdown_table(("metric", "difference, 95 % bootstrap", "seeds"), difference_cells(comparison))
@@ -96,8 +98,15 @@ def as_markdown(report: Report) -> str:
 
 
 def table_cells(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for each metric, a cell for each setting."""
-    return [[title, *(_cell(row.estimates.get(name)) for row in rows)] for name, title in TABLE_METRICS]
+    """A line for each metric: its name, what n counts, and a cell for each setting."""
+    return [
+        [title, denominator_of(name) or "", *(_cell(row.estimates.get(name)) + _n(row, name) for row in rows)]
+        for name, title in TABLE_METRICS
+    ]
+
+
+def _n(row: Row, name: str) -> str:
+    return f" (n {row.counts[name]:,})" if name in row.counts else ""
 
 
 def difference_cells(comparison: Comparison) -> list[list[str]]:
@@ -110,12 +119,8 @@ def difference_cells(comparison: Comparison) -> list[list[str]]:
 
 
 def headings(rows: Sequence[Row]) -> list[str]:
-    """The setting of each row and its number of seeds."""
-    return [_heading(row) for row in rows]
-
-
-def _heading(row: Row) -> str:
-    return f"{label(row.setting)} (n={len(row.seeds)})"
+    """Of ``table_cells``: with the setting of each row and its number of seeds."""
+    return ["metric", "n counts", *(f"{label(row.setting)} ({counted(len(row.seeds), 'seed')})" for row in rows)]
 
 
 def _cell(estimate: Estimate | None, sign: str = "") -> str:
@@ -129,7 +134,8 @@ def _cell(estimate: Estimate | None, sign: str = "") -> str:
 
 def _notes(sweep: SweepRuns, at: At, until: int | None) -> tuple[str, ...]:
     judged = "last validation" if at == "last" else "validation with the best val/reward/total"
-    notes = [f"Means and 95 % t-intervals over seeds, each run at its {judged}. Source: metrics.jsonl."]
+    means = f"Means and 95 % t-intervals over seeds, each run at its {judged}"
+    notes = [f"{means}. n: over all seeds. Source: metrics.jsonl."]
     missing = unfinished(sweep)
     if missing:
         counted = f"{len(sweep.ended)} of {sweep.expected or len(sweep.runs)} trials have ended"
@@ -157,7 +163,12 @@ def _as_json(report: Report) -> dict[str, object]:
         "finished": report.is_finished,
         "notes": list(report.notes),
         "settings": [
-            {"setting": dict(row.setting), "seeds": list(row.seeds), "metrics": _estimates(row.estimates)}
+            {
+                "setting": dict(row.setting),
+                "seeds": list(row.seeds),
+                "metrics": _estimates(row.estimates),
+                "counts": row.counts,
+            }
             for row in report.rows
         ],
         "differences": [
@@ -183,7 +194,7 @@ def _page(report: Report, title: str) -> str:
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in report.notes)
     parts = [
         f"<h1>{html.escape(title)}</h1><ul>{notes}</ul><p class='verdict'>{html.escape(report.verdict)}</p>",
-        _html_table(["metric", *headings(report.rows)], table_cells(report.rows)),
+        _html_table(headings(report.rows), table_cells(report.rows)),
     ]
     for comparison in report.comparisons:
         parts.append(f"<h2>{html.escape(_minus(comparison.first, comparison.second))}</h2>")

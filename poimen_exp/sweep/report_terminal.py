@@ -19,7 +19,7 @@ def print_report(report: Report, paths: Sequence[Path], console: Console | None 
     console = console or wide_console()
     for note in report.notes:
         console.print(escape(note), style="yellow" if note.startswith("UNFINISHED") else "")
-    console.print(_table("settings", ["metric", *headings(report.rows)], table_cells(report.rows)))
+    console.print(_table("settings", headings(report.rows), table_cells(report.rows)))
     for comparison in report.comparisons:
         title = f"{label(comparison.second)} minus {label(comparison.first)}, paired by seed"
         console.print(_table(title, ["metric", "difference, 95 % bootstrap", "seeds"], difference_cells(comparison)))

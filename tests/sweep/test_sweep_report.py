@@ -94,7 +94,11 @@ def test_the_table_has_means_over_seeds_at_the_last_or_the_best_validation(tmp_p
     assert best.rows[0].estimates[REWARD].mean == 2.0
     assert best.rows[0].estimates[f"val/{FREE}"].mean == pytest.approx(0.7)
     assert "val/gates/exit/exact" not in last.rows[0].estimates
-    assert "| exit exact | - | - |" in as_markdown(last)
+    written = as_markdown(last)
+    assert "| metric | n counts | alpha 0.9 (3 seeds) | alpha 1.0 (3 seeds) |" in written
+    assert "| reward, mean | trajectories | 1.300 [" in written
+    assert "] (n 30) |" in written  # three seeds of ten
+    assert "| exit exact, share | trajectories | - | - |" in written
 
 
 def test_two_alphas_are_compared_by_seed(tmp_path: Path) -> None:
@@ -114,10 +118,10 @@ def test_two_alphas_are_compared_by_seed(tmp_path: Path) -> None:
 def test_the_verdict_names_the_setting_that_collapsed_and_the_numbers_of_all(tmp_path: Path) -> None:
     assert make_report(_sweep(tmp_path), "last", None, partial=False).verdict == (
         "Evidence-free collapse (update accuracy falls by more than 0.10): collapsed at alpha 1.0. "
-        "alpha 0.9: 0.500 -> 0.900, 0 of 3 seeds fell; alpha 1.0: 0.500 -> 0.100, 3 of 3 seeds fell."
+        "alpha 0.9: 0.500 -> 0.900, fell in 0 of 3 seeds; alpha 1.0: 0.500 -> 0.100, fell in 3 of 3 seeds."
     )
     held = verdict([Collapse((("alpha", "1.0"),), 0.5, 0.45, 0, 2)])
-    assert "no setting collapsed. alpha 1.0: 0.500 -> 0.450, 0 of 2 seeds fell" in held
+    assert "no setting collapsed. alpha 1.0: 0.500 -> 0.450, fell in 0 of 2 seeds" in held
     assert "no run has recorded" in verdict([])
 
 
