@@ -130,6 +130,7 @@ def test_one_token_cannot_be_whitened(name: Estimator) -> None:
 
 def test_the_score_lies_on_the_last_token_of_its_own_response() -> None:
     got = found(REINFORCE)
+    assert got.kl is None  # log-probs are given, for the loss
     assert [row.nonzero().flatten().tolist() for row in got.rewards] == [[2], [0], [], [1], [1], [4]]
     # Undiscounted to the last token, 0.9 a token before it: 2 x 0.9 and 2 for the fifth response.
     assert got.returns[4].tolist() == pytest.approx([1.8, 2.0])

@@ -107,7 +107,10 @@ def test_the_actor_waits_for_the_critic(folders: dict[str, Path]) -> None:
         (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"], "expected a whole number with seq-mean"),
         (["critic.enable=true"], "no critic but for gae"),
         (["trainer.resume_mode=resume_path"], "no checkpoint there"),
-        (["algorithm.gamma=0.5"], "algorithm.gamma: got 0.5, expected 1.0: informational_only"),
+        (
+            ["algorithm.gamma=0.5"],
+            "algorithm.gamma: got 0.5, expected 1.0 (verl's default, taken as not set): informational_only",
+        ),
         (["trainer.total_training_steps=null", "trainer.total_epochs=0"], "expected a whole number, 1 or more"),
     ],
     ids=lambda part: part[0].split("=")[0] if isinstance(part, list) else "",
