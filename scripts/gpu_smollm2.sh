@@ -52,7 +52,7 @@ out = Path(sys.argv[1])
 write_curves(out, out / "curves.png", out / "curves.md")
 PY
 clock "curves drawn"
-COLUMNS=240 poimen eval "$run" --split test --samples "${SAMPLES:-4}" | tee "$out/eval-test.txt"
+poimen eval "$run" --split test --samples "${SAMPLES:-4}" | tee "$out/eval-test.txt"
 cp "$run/evaluation/test.json" "$out/test.json"
 clock "evaluated"
 tar -C "$run" -czf "$out/run.tar.gz" --exclude=checkpoints --exclude='*.safetensors' .

@@ -152,7 +152,6 @@ def pick_server_device(wanted: str) -> Device:
 
 
 def _environment(device: Device) -> dict[str, str]:
-    shared = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    if NO_FLASHINFER[0] not in os.environ:
-        shared |= dict([NO_FLASHINFER])
+    name, value = NO_FLASHINFER
+    shared = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", name: os.environ.get(name, value)}
     return shared | (_CPU_ENV if device == "cpu" else {})

@@ -53,6 +53,17 @@ def test_the_command_has_a_spare_slot_the_rank_the_type_and_the_modules(adapter:
     assert "--enforce-eager" not in arguments
 
 
+@pytest.mark.parametrize(("own", "expected"), [(None, "0"), ("1", "1")])
+def test_a_server_compiles_no_sampler_unless_it_is_told_to(
+    adapter: Path, base: Path, monkeypatch: pytest.MonkeyPatch, own: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    if own is not None:
+        monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", own)
+    command = serve_command(ServeOptions({"one": adapter}, base, PYTHON, device="cuda"))
+    assert command.environment["VLLM_USE_FLASHINFER_SAMPLER"] == expected
+
+
 def test_a_cpu_server_runs_eagerly_with_its_own_environment(adapter: Path, base: Path) -> None:
     command = serve_command(ServeOptions({"one": adapter}, base, PYTHON, device="cpu", extra=("--max-num-seqs", "4")))
     assert "--enforce-eager" in command.arguments
