@@ -1,7 +1,8 @@
 """Speed of one device's GRPO step: rollout and update tokens a second, seconds a step, peak memory.
 
     python benchmarks/solo_speed.py MODEL [--prompts 16] [--rollouts 8] [--prompt 256] [--response 256]
-        [--engine transformers|vllm] [--steps 3] [--micro 32768] [--rank 16] [--dtype bfloat16] [--no-rollout]
+        [--engine transformers|vllm] [--share 0.4] [--steps 3] [--micro 32768] [--rank 16] [--dtype bfloat16]
+        [--no-rollout]
 
 Prompts are random ids, another prompt each; no id ends a response, so that every response has its full length. Rewards
 are random. The first step is not counted: it loads and records. Update tokens count each row's prompt, as verl does,
@@ -55,6 +56,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
+    parser.add_argument("--share", type=float, default=0.4, help="of the GPU's memory, for vLLM")
     parser.add_argument("--no-rollout", action="store_true", help="random responses: the update alone")
     return parser.parse_args()
 
@@ -101,7 +103,7 @@ def _engine(policy: Policy, options: argparse.Namespace) -> Any:
 
     length = options.prompt + options.response
     settings = VllmSettings(
-        options.model, options.dtype, vllm_rank(options.rank), rows, length, 0.4, enforce_eager=False, seed=0
+        options.model, options.dtype, vllm_rank(options.rank), rows, length, options.share, enforce_eager=False, seed=0
     )
     return VllmEngine(settings, [_sampling(options)], (), policy.model.save_pretrained)
 

@@ -9,6 +9,8 @@
 # Two GPUs: trainer.n_gpus_per_node=2, and actor_rollout_ref.rollout.tensor_model_parallel_size=2 for one server over both.
 # WARM     environment: supervised steps in solo before it (default 120; 0 starts at the base model); or
 # ADAPTER  environment: an adapter folder to start from instead
+# SHARE    environment: of the GPU's memory, for the server that the adapter is mounted in (default 0.4)
+# CACHE    environment: bytes of that server's cache, where other processes come and go on the GPU (default: measured)
 # The packages of pyproject.toml and vLLM must be importable; the package itself need not be installed.
 set -euo pipefail
 model=$(realpath "$1") corpus=$(realpath "$2") out=$3 steps=$4
@@ -52,7 +54,8 @@ clock "training ended with $status"
 
 # setsid: a process group of its own, which the trap ends whole; vLLM's engine is a child of the server.
 setsid "$python" -c 'from poimen_exp.cli import main; main()' adapter serve "$run/adapter" --base "$model" \
-  --device cuda --port "$port" --enforce-eager --gpu-memory-utilization 0.4 > "$out/serve.log" 2>&1 &
+  --device cuda --port "$port" --enforce-eager --gpu-memory-utilization "${SHARE:-0.4}" \
+  ${CACHE:+--kv-cache-memory-bytes "$CACHE"} > "$out/serve.log" 2>&1 &
 server=$!
 name=$(PYTHONWARNINGS=ignore "$python" -c 'import sys
 from pathlib import Path

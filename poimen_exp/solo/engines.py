@@ -70,17 +70,26 @@ def make_engine(settings: SoloSettings, policy: Policy, codec: HfCodec, say: Cal
         Refused: a sampling of which vLLM keeps no log-probs.
     """
     rollout = settings.rollout
-    if samples_with_vllm(settings, policy.device):
-        return _vllm(settings, policy, codec)
     if rollout.engine == "vllm" and policy.device.type == "cuda":
-        say("rollouts by the transformers engine: the package vllm is not installed (extra vllm)")
+        reason = _why_not_vllm(settings)
+        if reason is None:
+            return _vllm(settings, policy, codec)
+        say(f"rollouts by the transformers engine: {reason}")
     make = partial(TransformersEngine, policy.sampler, codec.stop_ids, codec.pad_id, rollout.max_rows)
     return VisitingEngine(policy.sampler, policy.device, make) if settings.offload.actor else make()
 
 
 def samples_with_vllm(settings: SoloSettings, device: torch.device) -> bool:
-    """Whether vLLM was asked for, on a GPU, where it is installed."""
-    return settings.rollout.engine == "vllm" and device.type == "cuda" and find_spec("vllm") is not None
+    """Whether vLLM was asked for, on a GPU, where it is installed and can have the adapter."""
+    return settings.rollout.engine == "vllm" and device.type == "cuda" and _why_not_vllm(settings) is None
+
+
+def _why_not_vllm(settings: SoloSettings) -> str | None:
+    if find_spec("vllm") is None:
+        return "the package vllm is not installed (extra vllm)"
+    if settings.model.dtype != "bfloat16":
+        return f"on a GPU vLLM's LoRA kernels take bfloat16, and the model is {settings.model.dtype}"
+    return None
 
 
 def _vllm(settings: SoloSettings, policy: Policy, codec: HfCodec) -> Engine:

@@ -16,7 +16,7 @@ from poimen_exp.gates.codec import HfCodec
 from poimen_exp.solo.fused import use_fused_lora, use_fused_norms
 from poimen_exp.solo.offload import model_on_device
 from poimen_exp.solo.settings import ModelSettings
-from poimen_exp.solo.slots import use_grouped_attention
+from poimen_exp.solo.slots import never_attend_with_cudnn, use_grouped_attention
 
 ADAPTER = "default"
 
@@ -72,6 +72,7 @@ class Policy:
             local_files_only=True,
         )
         base.to("cpu" if offload else device).eval().requires_grad_(False)
+        never_attend_with_cudnn()
         if settings.attn_implementation == "sdpa":
             use_grouped_attention(base)  # the same products; transformers' own repeats each shared key for every head
         if self.dtype != torch.float32:

@@ -23,6 +23,7 @@ from poimen_exp.solo.gate_task import GateTask
 from poimen_exp.solo.policy import Policy, load_codec
 from poimen_exp.solo.settings import CorpusSettings, GateSettings, ModelSettings, SoloSettings
 from poimen_exp.solo.task import Task
+from poimen_exp.solo.verdicts import verdict_accuracy
 from poimen_exp.solo.warm_start import warm_start
 from poimen_exp.wording import counted
 
@@ -46,8 +47,12 @@ class GateSetup:
 
     def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Tensor]:
         """Warm start of a new run; the adapter weights that KL is measured against: where the run began."""
-        train, budget = self.corpus.split("train"), settings.step.micro_batch_tokens
-        warm_start(policy, self.protocol, train, settings.gates, self.codec.pad_id, budget, settings.seed, say)
+        train, budget, pad_id = self.corpus.split("train"), settings.step.micro_batch_tokens, self.codec.pad_id
+        if warm_start(policy, self.protocol, train, settings.gates, pad_id, budget, settings.seed, say) is not None:
+            assert settings.corpus is not None
+            held_out = self.val_tasks(settings.corpus.max_val_tasks)
+            found = verdict_accuracy(policy, self.protocol, held_out, pad_id, budget, settings.seed)
+            say(f"warm start: on validation chunks the verdict before the gates is right on {found.line()}")
         return policy.state()
 
     def task(self, settings: SoloSettings, engine: Engine, device: torch.device) -> Task:

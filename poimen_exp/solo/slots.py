@@ -117,6 +117,15 @@ class SlotView:
         return every[0], every[1]
 
 
+def never_attend_with_cudnn() -> None:
+    """Leaves attention to torch's other kernels, for the whole process.
+
+    cuDNN 9.19's backward gave NaN in every gradient at 704 keys of bfloat16 with left padding on an H200, finite
+    gradients at other lengths; torch's memory-efficient and plain kernels gave finite ones for the same rows.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def use_grouped_attention(model: Any) -> None:
     """Lets the model attend through ``grouped_attention``."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask

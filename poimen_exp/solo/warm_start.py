@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from poimen_exp.errors import Refused
+from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.gates.protocol import GateProtocol, parse_turn
 from poimen_exp.gates.types import Prompt, ReadingTask
 from poimen_exp.quickstart.turns import TurnPair, constructed_turns, parse_verdict
@@ -19,6 +20,8 @@ from poimen_exp.solo.rows import Row, micro_batches, pack
 from poimen_exp.solo.seeds import stream_seed
 from poimen_exp.solo.settings import GateSettings
 
+_MOST_SKIPS = 3
+"""Steps in a row without a finite loss and gradient that end a run, as in its reinforcement learning."""
 _TURNS_OF_A_KIND = 2
 """Of each task drawn: few, so that a batch holds many tasks."""
 
@@ -50,12 +53,18 @@ def warm_start(
     begun = time.perf_counter()
     rng = random.Random(stream_seed(seed, "warm_start"))
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=gates.warm_start_lr, weight_decay=0.0)
-    losses = []
+    losses, lost = [], 0
     for step in range(gates.warm_start_steps):
         for group in optimizer.param_groups:  # linear decay: the last steps settle what the first ones stirred up
             group["lr"] = gates.warm_start_lr * (1.0 - step / gates.warm_start_steps)
         rows = balanced_rows(protocol, tasks, gates.warm_start_batch, rng)
-        losses.append(_supervised_step(policy, optimizer, rows, pad_id, token_budget))
+        loss, finite = _supervised_step(policy, optimizer, rows, pad_id, token_budget)
+        losses.append(loss)
+        lost = 0 if finite else lost + 1
+        if lost:
+            say(f"warm start {step + 1}/{gates.warm_start_steps}: loss or gradient is not finite, step skipped")
+        if lost == _MOST_SKIPS:
+            raise RunFailed(f"warm start: {_MOST_SKIPS} steps in a row without a finite loss and gradient")
         if (step + 1) % 10 == 0 or step + 1 == gates.warm_start_steps:
             say(f"warm start {step + 1}/{gates.warm_start_steps}: loss {losses[-1]:.3f} nats per response token")
     policy.sync()
@@ -95,7 +104,8 @@ def _tells(protocol: GateProtocol, turn: TurnPair) -> bool:
 
 def _supervised_step(
     policy: Policy, optimizer: torch.optim.Optimizer, rows: Sequence[Row], pad_id: int, token_budget: int
-) -> float:
+) -> tuple[float, bool]:
+    """Loss in nats per response token, and whether the adapter moved: not if loss or gradient is not finite."""
     total = sum(len(row.response) for row in rows)
     optimizer.zero_grad(set_to_none=True)
     loss_sum = 0.0
@@ -105,6 +115,8 @@ def _supervised_step(
             loss = -token_stats(policy.model, packed, 1.0).log_probs.sum() / total
         loss.backward()  # type: ignore[no-untyped-call]
         loss_sum += float(loss.detach())
-    torch.nn.utils.clip_grad_norm_(list(policy.trainable().values()), 1.0)
-    optimizer.step()
-    return loss_sum
+    norm = float(torch.nn.utils.clip_grad_norm_(list(policy.trainable().values()), 1.0))
+    finite = math.isfinite(loss_sum) and math.isfinite(norm)
+    if finite:
+        optimizer.step()
+    return loss_sum, finite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,13 @@ def _model(cfg: DictConfig) -> Iterator[str]:
                 "(and under the same path on every node)"
             )
             return
+    shards = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+    heads = json.loads((folder / "config.json").read_bytes()).get("num_attention_heads", shards)
+    if heads % shards:
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size: got {shards}, expected a divisor of the model's "
+            f"{heads} attention heads: vLLM gives every GPU of a server equally many"
+        )
 
 
 def _adapter(cfg: DictConfig) -> Iterator[str]:

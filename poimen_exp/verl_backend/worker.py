@@ -10,6 +10,7 @@ from torch import Tensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from poimen_exp.solo.slots import never_attend_with_cudnn
 from poimen_exp.verl_backend.sync_check import not_empty
 
 PROBE_STD = 0.05
@@ -22,6 +23,7 @@ class GateWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
         """verl's, then the guard around what its weight sync reads."""
+        never_attend_with_cudnn()
         super().init_model()
         engine = self.actor.engine
         read = engine.get_per_tensor_param

@@ -13,7 +13,7 @@ from poimen_exp.config.compose import compose_config
 from poimen_exp.config.paths import asset
 from poimen_exp.solo import engines
 from poimen_exp.solo.engine import TransformersEngine
-from poimen_exp.solo.engines import make_engine
+from poimen_exp.solo.engines import make_engine, samples_with_vllm
 from poimen_exp.solo.plan import compile_settings
 from poimen_exp.solo.policy import Policy, load_codec
 
@@ -36,14 +36,23 @@ def test_vllm_samples_where_there_is_a_gpu_and_the_package(monkeypatch: pytest.M
     said: list[str] = []
     monkeypatch.setattr(engines, "_vllm", lambda *_: "vllm")
     monkeypatch.setattr(engines, "find_spec", lambda name: name)
-    assert make_engine(settings, on_gpu, codec, said.append) == "vllm"
-    assert isinstance(make_engine(settings, policy, codec, said.append), TransformersEngine)
+    bf16 = replace(settings, model=replace(settings.model, dtype="bfloat16"))
+    assert make_engine(bf16, on_gpu, codec, said.append) == "vllm"
+    assert samples_with_vllm(bf16, on_gpu.device)
+    assert isinstance(make_engine(bf16, policy, codec, said.append), TransformersEngine)
+    assert not samples_with_vllm(bf16, policy.device)
     other = replace(settings, rollout=replace(settings.rollout, engine="hf"))
     assert isinstance(make_engine(other, on_gpu, codec, said.append), TransformersEngine)
     assert said == []
-    monkeypatch.setattr(engines, "find_spec", lambda _: None)
     assert isinstance(make_engine(settings, on_gpu, codec, said.append), TransformersEngine)
-    assert said == ["rollouts by the transformers engine: the package vllm is not installed (extra vllm)"]
+    assert not samples_with_vllm(settings, on_gpu.device)
+    monkeypatch.setattr(engines, "find_spec", lambda _: None)
+    assert isinstance(make_engine(bf16, on_gpu, codec, said.append), TransformersEngine)
+    assert not samples_with_vllm(bf16, on_gpu.device)
+    assert said == [
+        "rollouts by the transformers engine: on a GPU vLLM's LoRA kernels take bfloat16, and the model is float32",
+        "rollouts by the transformers engine: the package vllm is not installed (extra vllm)",
+    ]
 
 
 def test_what_vllm_may_take_comes_from_verls_keys() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ import torch
 
 from poimen_exp.solo.forward import token_stats
 from poimen_exp.solo.rows import micro_batches, pack
+from poimen_exp.solo.slots import grouped_attention, never_attend_with_cudnn
 
-from .support import CPU, PAD, TEMPERATURE, plain_log_probs, some_rows
+from .support import CPU, PAD, TEMPERATURE, plain_log_probs, policy, some_rows
 
 
 def test_log_probs_equal_the_unpadded_ones(tiny_model: Any) -> None:
@@ -61,3 +64,24 @@ def test_the_micro_batch_budget_changes_no_log_prob(tiny_model: Any, budget: int
                 assert torch.allclose(got, plain_log_probs(tiny_model, rows[place]), rtol=0, atol=1e-5)
                 seen += 1
     assert seen == len(rows)
+
+
+def test_no_policy_attends_with_cudnn(tiny_folder: Path) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    policy(tiny_folder)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.gpu
+def test_padded_rows_have_finite_gradients_at_every_length(require: Callable[[str, str | None], None]) -> None:
+    require("gpu", None if torch.cuda.is_available() else "torch sees none")
+    never_attend_with_cudnn()
+    for keys in (64, 640, 704, 705, 768):  # cuDNN 9.19 gave NaN at 704
+        query, key, value = (
+            torch.randn(2, heads, keys, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            for heads in (9, 3, 3)
+        )
+        mask = torch.ones(keys, keys, dtype=torch.bool, device="cuda").tril().repeat(2, 1, 1, 1)
+        mask[0, :, :, : keys // 2] = False  # the shorter row: its padding sees nothing at all
+        grouped_attention(torch.nn.Module(), query, key, value, mask)[0][:, keys // 2 :].sum().backward()
+        assert all(bool(torch.isfinite(item.grad).all()) for item in (query, key, value) if item.grad is not None), keys

@@ -36,6 +36,7 @@ def test_the_smoke_experiment_passes_on_a_machine_without_a_gpu(smoke: Smoke) ->
         ("actor_rollout_ref.actor.ppo_mini_batch_size=3", r"got 3, expected a divisor of data\.train_batch_size \(4\)"),
         ("actor_rollout_ref.rollout.n=1", r"rollout\.n: got 1, expected at least 2"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", r"a server takes 2 GPUs .* expected a divisor of"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=4", r"got 4, expected a divisor of the model's 2 atten"),
         ("actor_rollout_ref.rollout.name=vllm", r"got vllm, expected transformers with trainer\.device=cpu"),
         ("actor_rollout_ref.model.path=nowhere", r"model\.path: nowhere holds no config\.json"),
         ("actor_rollout_ref.model.lora_adapter_path=nowhere", r"lora_adapter_path: adapter nowhere: no such folder"),
