@@ -11,6 +11,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from poimen_exp.solo.slots import never_attend_with_cudnn
+from poimen_exp.verl_backend.log_probs import use_log_probs_in_one_pass
 from poimen_exp.verl_backend.sync_check import not_empty
 
 PROBE_STD = 0.05
@@ -24,6 +25,7 @@ class GateWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     def init_model(self) -> None:
         """verl's, then the guard around what its weight sync reads."""
         never_attend_with_cudnn()
+        use_log_probs_in_one_pass()
         super().init_model()
         engine = self.actor.engine
         read = engine.get_per_tensor_param

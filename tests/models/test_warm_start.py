@@ -19,6 +19,7 @@ from poimen_exp.gates.types import ReadingTask
 from poimen_exp.quickstart.logs import Shape, sample_tasks
 from poimen_exp.quickstart.model import MEMORY_TOKENS
 from poimen_exp.solo import warm_start as module
+from poimen_exp.solo.forward import token_stats
 from poimen_exp.solo.plan import compile_settings
 from poimen_exp.solo.policy import Policy, load_codec
 from poimen_exp.solo.settings import SoloSettings
@@ -61,14 +62,15 @@ class Spoiled:
     """``token_stats`` whose loss, or gradient alone, is not a number in some of the optimizer steps."""
 
     def __init__(self, *steps: int, gradient: bool = False) -> None:
-        self.steps, self.calls, self.own, self.gradient = steps, 0, module.token_stats, gradient
+        self.steps, self.calls, self.own, self.gradient = steps, 0, token_stats, gradient
 
     def __call__(self, *given: Any) -> Any:
         stats = self.own(*given)
         self.calls += 1
         if self.calls - 1 in self.steps:  # one micro-batch a step here
             if self.gradient:
-                stats.log_probs.register_hook(lambda gradient: gradient * float("nan"))
+                spoil: Any = stats.log_probs.register_hook
+                spoil(lambda gradient: gradient * float("nan"))
                 return stats
             return replace(stats, log_probs=stats.log_probs * float("nan"))
         return stats

@@ -56,7 +56,10 @@ def run(given: dict[str, Any], checkpoint: Path) -> dict[str, Any]:
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import ppo_loss
 
+    from poimen_exp.verl_backend.log_probs import use_log_probs_in_one_pass
     from poimen_exp.verl_backend.overlay import verl_config
+
+    use_log_probs_in_one_pass()  # as the run's own worker does
 
     cfg = verl_config(compose_config(given["overrides"]), Path(), {"train": 1, "val": 1}, None)
     model = omega_conf_to_dataclass(cfg.actor_rollout_ref.model)
