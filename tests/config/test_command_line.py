@@ -57,7 +57,7 @@ def test_a_bare_command_exits_2_and_names_what_is_missing() -> None:
         (["alpha"], "missing EQUAL"),
         (["+experiment=nope"], "experiment: got nope, expected one of dr_grpo, grpo, "),
         (["+experiment=qickstart"], "verl_smoke; did you mean experiment=quickstart?"),
-        (["lora=rnk16"], "lora: got rnk16, expected one of rank16, rank32; did you mean lora=rank16?"),
+        (["lora=rnk16"], "lora: got rnk16, expected one of rank16, rank32, rank4; did you mean lora=rank16?"),
         (["+experimnt=x"], "experimnt: no such key (+experimnt=x); did you mean the group +experiment?"),
         (["alpha=0.9,1.0"], "alpha: several values, expected one, or --multirun to run each"),
         (["+alpha=1"], "alpha"),

@@ -111,6 +111,11 @@ def test_rank_32_keeps_the_ratio_of_alpha_to_rank() -> None:
     assert (model.lora_rank, model.lora_alpha) == (32, 64)
 
 
+def test_the_rank_of_the_command_line_wins_over_an_experiments_own() -> None:
+    model = compose_config(["+experiment=verl_smoke", "lora=rank16"]).actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha) == (16, 32)
+
+
 def test_one_clip_ratio_moves_both_sides() -> None:
     actor = compose_config([f"{_AR}.actor.clip_ratio=0.3"]).actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.3, 0.3)
