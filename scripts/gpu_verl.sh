@@ -6,7 +6,7 @@
 # CORPUS   folder made by `poimen corpus convert hotpotqa`
 # OUT      folder for what is worth keeping: summary.json, summary.md, metrics.jsonl, smoke.txt, train.log, run.tar.gz
 # STEPS    training steps
-# Two GPUs: trainer.n_gpus_per_node=2, and actor_rollout_ref.rollout.tensor_model_parallel_size=2 for one server over both.
+# Two GPUs: trainer.n_gpus_per_node=2.
 # WARM     environment: supervised steps in solo before it (default 120; 0 starts at the base model); or
 # ADAPTER  environment: an adapter folder to start from instead
 # SHARE    environment: of the GPU's memory, for the server that the adapter is mounted in (default 0.4)
