@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,13 +62,20 @@ def check(cfg: DictConfig) -> Checked:
     Raises:
         Refused: with what is wrong. A failed gate check leaves its report under ``multirun/refused/<time>/``.
     """
-    return _checked(OmegaConf.to_yaml(cfg))
+    return _checked(_Asked(OmegaConf.to_yaml(cfg), cfg))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A configuration, known by its text."""
+
+    text: str
+    cfg: DictConfig = field(compare=False)
 
 
 @lru_cache(maxsize=1)
-def _checked(text: str) -> Checked:
-    cfg = OmegaConf.create(text)
-    assert isinstance(cfg, DictConfig)
+def _checked(asked: _Asked) -> Checked:
+    cfg = asked.cfg
     check_verl_version()
     check_keys(cfg)
     if typed_keys(resolved(cfg)).tracking.wandb == "online":

@@ -1,12 +1,12 @@
-"""Two alphas, two seeds, fifty steps each, by the command that users type; two processes of one thread side by side."""
+"""Two alphas, two seeds, fifty steps each, by the program's command line; two processes of one thread side by side."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,23 +54,23 @@ class AlphaRun:
 
 
 def run_all(alphas: tuple[float, ...], seeds: tuple[int, ...], folder: Path) -> dict[tuple[float, int], AlphaRun]:
-    """Every (alpha, seed); raises with the output of a run that did not end with 0."""
-    jobs = [(alpha, seed) for seed in seeds for alpha in alphas]
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return dict(zip(jobs, pool.map(lambda job: _run(*job, folder / f"{job[0]}-{job[1]}"), jobs), strict=True))
+    """Every (alpha, seed); fails with the output of a run that did not end with 0."""
+    folders = {(alpha, seed): folder / f"{alpha}-{seed}" for seed in seeds for alpha in alphas}
+    jobs = [
+        ((*SETTINGS, f"alpha={alpha}", f"seed={seed}", f"hydra.run.dir={path}"), f"{path}.log")
+        for (alpha, seed), path in folders.items()
+    ]
+    command = [sys.executable, str(Path(__file__).with_name("alpha_side.py")), json.dumps(jobs)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    for job, path in folders.items():
+        said = path.with_suffix(f"{path.suffix}.log")
+        assert (path / "result.json").exists(), f"{job}: {said.read_text()[-4000:] if said.exists() else done.stderr}"
+    assert done.returncode == 0, done.stderr
+    return {job: _read(path) for job, path in folders.items()}
 
 
-def _run(alpha: float, seed: int, folder: Path) -> AlphaRun:
-    own = (f"alpha={alpha}", f"seed={seed}", f"hydra.run.dir={folder}")
-    done = subprocess.run(
-        [sys.executable, "-m", "poimen_exp", *SETTINGS, *own],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"alpha {alpha}, seed {seed}: exit {done.returncode}\n{done.stdout[-4000:]}"
+def _read(folder: Path) -> AlphaRun:
     weights = load_file(folder / "adapter" / "adapter_model.safetensors")
     lora_b = tuple(value for name, value in weights.items() if ".lora_B." in name)
     return AlphaRun(by_step(read_metrics(folder / "metrics.jsonl").lines), lora_b)

@@ -14,7 +14,7 @@ from poimen_exp.solo.checkpoint import LoadedCheckpoint, Progress, Trained, load
 from poimen_exp.solo.critic import Critic
 from poimen_exp.solo.engines import make_engine
 from poimen_exp.solo.loop import Loop
-from poimen_exp.solo.policy import Policy, pick_device
+from poimen_exp.solo.policy import Policy, keep_freed_memory, pick_device
 from poimen_exp.solo.reference import named_adapter
 from poimen_exp.solo.seeds import seed_everything
 from poimen_exp.solo.settings import OptimSettings, SoloSettings
@@ -56,6 +56,8 @@ def build_loop(
 ) -> Loop:
     """Roles, engine and task of a run, fresh or as a checkpoint left them."""
     device = pick_device(settings.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     pad_id = setup.codec.pad_id
     require_full_batch(settings, setup.train_size)
     seed_everything(settings.seed)

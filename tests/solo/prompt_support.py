@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ SMALL = (
 )
 
 
+@lru_cache
 def small_settings(experiment: str, *overrides: str) -> SoloSettings:
     """Settings of a packaged experiment with four prompts a step and six tokens a response."""
     mini = 2 if experiment == "ppo" else 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,18 @@ def small_corpus(folder: Path, train_tasks: int = 14) -> Path:
     return folder
 
 
+@lru_cache
 def small_settings(corpus: Path, *overrides: str) -> SoloSettings:
     """Settings of a run on ``corpus`` whose larger project trains."""
     settings, _ = compile_settings(compose_config([*SMALL, f"corpus.path={corpus}", *overrides]))
+    return replace(settings, corpus=replace(settings.corpus, split_seed=_split_seed(settings)))
+
+
+def _split_seed(settings: SoloSettings) -> int:
     for seed in range(20):
         candidate = replace(settings, corpus=replace(settings.corpus, split_seed=seed))
         if len(small_setup(candidate).corpus.split("train")) > 4:
-            return candidate
+            return seed
     raise AssertionError("no split seed trains on the larger project")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from omegaconf import DictConfig
 from verl_runs import POIMEN, RUN, Ended, alive, descendants, finish, lines_of, started, wait_for
 
 from poimen_exp.config.compose import compose_config, override
+from poimen_exp.tracking.run_folder import RunFolder
 
 Smoke = Callable[..., DictConfig]
 
@@ -39,9 +41,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 @pytest.fixture(scope="session")
 def killed(trained: Ended) -> Ended:
-    """The run of ``trained`` gone on with for many steps; its sampling server was killed behind step 4's checkpoint."""
-    folder = trained.folder
-    output = folder.path.parent / "output"
+    """A copy of ``trained`` gone on with for many steps; its sampling server was killed behind step 4's checkpoint."""
+    folder = RunFolder(trained.folder.path.with_name("killed"), None)
+    shutil.copytree(trained.folder.path, folder.path)
+    output = folder.path.with_name("output")
     arguments = ("resume", str(folder.path), "trainer.total_training_steps=200")
     with started(*POIMEN, *arguments, output=output) as process:
         wait_for(process, folder.checkpoint(4) / "manifest.json")

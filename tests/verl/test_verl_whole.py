@@ -1,29 +1,35 @@
 """verl's V1 trainer whole, without a GPU: Ray, TransferQueue, the FSDP2 engine over gloo, a transformers rollout.
 
-Three steps with LoRA, validation, checkpoints, adapter, by the command line: one run that all tests here look at.
+Three steps with LoRA, validation, checkpoints, adapter, by the command line: one run that all tests here look at. Then
+its copy, whose sampling server dies: it ends with exit 1, names the server, and goes on later from its checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from verl_runs import RUN, Ended, finish
+from verl_runs import Ended, lines_of
 
+from poimen_exp.__main__ import main
 from poimen_exp.adapters.manifest import read_manifest
 from poimen_exp.config.paths import asset
 from poimen_exp.gates.scoring import ANSWER_STEP, TurnBaseline, row_advantages
 from poimen_exp.gates.scoring import GateRows as Rows
 from poimen_exp.tracking.result import read_result
 from poimen_exp.tracking.trajectories import RolloutRecord, read_trajectories
+from poimen_exp.verl_backend.export import lora_tensors
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 ALPHA = 0.9
 BASELINE: TurnBaseline = "group_step"
+END_S = 120
+"""Promised in docs/scale.md. Most of it is for a machine that has other work."""
 
 
 def test_every_step_is_in_the_record_with_denominators(trained: Ended) -> None:
@@ -87,8 +93,6 @@ def test_the_sampler_has_the_trainers_adapter_after_every_sync(trained: Ended) -
 def test_checkpoints_are_complete_and_the_adapter_is_that_of_one_of_them(trained: Ended) -> None:
     from safetensors.torch import load_file
 
-    from poimen_exp.verl_backend.export import lora_tensors
-
     result = read_result(trained.folder.result)
     assert result is not None
     assert (result.status, result.step) == ("completed", 3)
@@ -146,14 +150,15 @@ def test_metric_names_are_those_of_a_solo_run(trained: Ended, tmp_path: Path) ->
         "trainer.test_freq=2",
         "tracking.wandb=disabled",
     )
-    path = tmp_path / "solo"
-    solo = finish(*RUN, "+experiment=quickstart", *same, f"hydra.run.dir={path}", path=path)
-    assert solo.code == 0, solo.output[-3000:]
+    with warnings.catch_warnings():  # of the libraries: a command prints them
+        warnings.simplefilter("ignore")
+        assert main(["+experiment=quickstart", *same, f"hydra.run.dir={tmp_path / 'solo'}"]) == 0
+    solo = lines_of(tmp_path / "solo")
     for step in (0, 1, 2):  # with a validation only, without one, with both
-        mine, theirs = set(solo.lines[step].metrics), set(trained.lines[step].metrics)
+        mine, theirs = set(solo[step].metrics), set(trained.lines[step].metrics)
         assert mine - theirs == set()
         assert {name for name in theirs - mine if not name.startswith(ONLY_ON_VERL)} == set()
-        assert set(solo.lines[step].counts) <= set(trained.lines[step].counts)
+        assert set(solo[step].counts) <= set(trained.lines[step].counts)
 
 
 def test_tokens_are_counted_without_padding_rows(trained: Ended) -> None:
@@ -177,3 +182,36 @@ def test_recorded_rows_and_the_cores_function_agree(trained: Ended) -> None:
     groups = torch.tensor([record.group for record in records])
     mixed = row_advantages(totals, groups, rows, ALPHA, BASELINE).mixed
     assert [turn.advantage for _, _, turn in flat] == mixed.tolist()
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(trained: Ended, killed: Ended) -> None:
+    assert f"going on from {killed.folder.checkpoint(3)}" in killed.output
+    assert list(killed.lines)[:5] == [0, 1, 2, 3, 4]
+    for step in range(4):
+        assert killed.lines[step] == trained.lines[step]
+    progress = json.loads((killed.folder.checkpoint(4) / "progress.json").read_text())
+    # 2 optimizer steps a step; the 4 prompts of a step are new ones: the data cursor went on.
+    assert (progress["step"], progress["optimizer_steps"], progress["groups"]) == (4, 8, 16)
+    assert killed.lines[4].metrics["training/sync/trainer_base_diff"] > 1e-3  # the adapter came back
+    before, after = (lora_tensors(killed.folder.checkpoint(step) / "actor") for step in (3, 4))
+    assert any(bool((before[name] != after[name]).any()) for name in before)
+
+
+def test_a_dead_server_ends_the_run_with_exit_1_and_its_name_in_time(killed: Ended) -> None:
+    assert killed.code == 1
+    assert killed.seconds < END_S
+    last = [line for line in killed.output.splitlines() if line.startswith("poimen: ")]
+    assert last, killed.output[-3000:]
+    assert "server 0 died: " in last[-1]
+
+
+def test_a_failed_run_leaves_no_process_behind(killed: Ended) -> None:
+    assert killed.left_behind == ()
+
+
+def test_a_failed_run_is_finished_from_its_checkpoint_without_a_server(killed: Ended, finished: Ended) -> None:
+    result = read_result(finished.folder.result)
+    assert result is not None
+    assert (result.status, result.step) == ("completed", 4)
+    assert list(finished.lines) == [0, 1, 2, 3, 4]  # what came after the checkpoint is dropped
+    assert finished.lines[4] == killed.lines[4]

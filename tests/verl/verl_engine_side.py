@@ -6,6 +6,7 @@ weights; gloo between them.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
@@ -25,13 +26,14 @@ def main(source: str, target: str) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = torch.load(source, weights_only=False)["ranks"]
-    torch.multiprocessing.spawn(one_rank, (ranks, port, source, target), nprocs=ranks)
+    prepare_environment("cpu")
+    importlib.import_module("verl.workers.engine_workers")  # here, and not again in every rank
+    torch.multiprocessing.start_processes(one_rank, (ranks, port, source, target), nprocs=ranks, start_method="fork")
 
 
 def one_rank(rank: int, ranks: int, port: int, source: str, target: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    prepare_environment("cpu")
     given = torch.load(source, weights_only=False)
     share = len(given["rows"]) // ranks
     for name in ("rows", "advantages"):
