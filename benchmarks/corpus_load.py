@@ -1,15 +1,17 @@
 """Reads and validates a large corpus: MB/s on one core, and peak resident memory. Chunking is reported apart.
 
-    python benchmarks/corpus_load.py [--gb 2] [--form documents|chunks] [--keep DIR]
+    python benchmarks/corpus_load.py [--gb 2] [--form documents|chunks] [--keep DIR] [--check]
 
 Writes a corpus of that size into a temporary folder (or DIR, where it is used again), then loads it in a process of
-its own. CPU seconds are of that process, so that a busy machine does not count.
+its own. CPU seconds are of that process, so that a busy machine does not count. With ``--check`` it runs ``poimen
+corpus check`` too: once with an empty cache of cuts, and once more with a full one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import subprocess
@@ -110,12 +112,34 @@ def chunk_sample(folder: Path, tokenizer: str, documents: int = 20) -> dict[str,
     return {"documents": done, "tokens": tokens, "tokens_per_cpu_s": round(tokens / seconds) if seconds else 0}
 
 
+def check(folder: Path, tokenizer: str, chunk_tokens: int, cache: Path) -> dict[str, float]:
+    """Figures of one ``poimen corpus check`` in a process of its own; it may find anything but a problem."""
+    arguments = ["corpus", "check", str(folder), "--tokenizer", tokenizer, "--chunk-tokens", str(chunk_tokens)]
+    program = "from poimen_exp.cli import main; main()"
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], env=os.environ | {"POIMEN_CACHE": str(cache)}, stdout=sys.stderr
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"poimen corpus check: exit code {process.returncode}")
+    return {
+        "size_MB": round(sum(path.stat().st_size for path in folder.glob("*.jsonl")) / 1e6),
+        "wall_s": round(time.perf_counter() - started, 1),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_rss_MB": round(usage.ru_maxrss / 1024),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=2.0)
     parser.add_argument("--form", choices=["documents", "chunks"], default="documents")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--tokenizer", default="words")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--chunk-tokens", type=int, default=5000, help="for --check")
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load is not None:
@@ -131,6 +155,11 @@ def main() -> None:
         print(f"load ({options.form}):", done.stdout.strip())
         if options.form == "documents":
             print("chunking (apart, first 20 documents):", json.dumps(chunk_sample(folder, options.tokenizer)))
+        if options.check:
+            cache = Path(temporary) / "cache"
+            for name in ("an empty cache", "the cuts in the cache"):
+                figures = check(folder, options.tokenizer, options.chunk_tokens, cache)
+                print(f"check ({options.form}, {name}):", json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

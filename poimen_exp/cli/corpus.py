@@ -150,7 +150,7 @@ def stats(
     from poimen_exp.corpus.counting import load_counter
     from poimen_exp.corpus.index import scan
     from poimen_exp.corpus.lines import refuse
-    from poimen_exp.corpus.loader import TaskReader, split_tasks
+    from poimen_exp.corpus.loader import TaskReader, by_document, split_tasks
     from poimen_exp.corpus.manifest import load_manifest
     from poimen_exp.corpus.stats import corpus_stats, shown_stats
 
@@ -159,7 +159,7 @@ def stats(
     index = scan(load_manifest(folder, allow_unmeasured=True), refuse)
     _refuse_empty(len(index.tasks), folder)
     cache = PlanCache(tokenizer_sha256(codec))
-    facts = gather(index, TaskReader(index, chunk_tokens, codec, cache), range(len(index.tasks)))
+    facts = gather(index, TaskReader(index, chunk_tokens, codec, cache), by_document(index))
     cache.close()
     found = corpus_stats(facts, split_tasks(index, settings))
     more = {"documents": len(index.documents), "tokenizer_sha256": tokenizer_sha256(codec)}

@@ -26,6 +26,8 @@ class TokenCounter(Protocol):
 
     def plain_offsets(self, text: str) -> tuple[tuple[int, int], ...]: ...
 
+    def count_plain(self, text: str) -> int: ...
+
 
 class ChunkPlan(msgspec.Struct, frozen=True):
     """Where a document is cut. ``counts`` holds the tokens of each chunk's text, headers included."""
@@ -41,12 +43,14 @@ class ChunkingError(ValueError):
 def chunk_text(units: Sequence[Unit], pieces: Sequence[Piece]) -> str:
     """Text of one chunk: its pieces line by line, each header above the first piece it stands for."""
     lines: list[str] = []
-    heading: str | None = None
-    for unit, start, end in pieces:
-        if units[unit].heading is not None and units[unit].heading != heading:
-            lines.append(str(units[unit].heading))
-        heading = units[unit].heading
-        lines.append(units[unit].text[start:end])
+    above: str | None = None
+    for number, start, end in pieces:
+        unit = units[number]
+        heading = unit.heading
+        if heading is not None and heading != above:
+            lines.append(heading)
+        above = heading
+        lines.append(unit.text[start:end])
     return "\n".join(lines)
 
 
@@ -62,15 +66,16 @@ class UnitCounts:
     def of(self, text: str) -> int:
         """Tokens of ``text``."""
         key = hash(text)
-        if key not in self._known:
+        count = self._known.get(key)
+        if count is None:
             if len(self._known) >= self._LIMIT:
                 self._known.clear()
-            self._known[key] = self.once(text)
-        return self._known[key]
+            count = self._known[key] = self.once(text)
+        return count
 
     def once(self, text: str) -> int:
         """Tokens of a text that will not come again."""
-        return len(self.codec.plain_offsets(text))  # a codec may keep all that encode_plain gave
+        return self.codec.count_plain(text)
 
 
 def plan_chunks(units: Sequence[Unit], chunk_tokens: int, counts: UnitCounts) -> ChunkPlan:
@@ -101,10 +106,12 @@ class _Planner:
         for index, unit in enumerate(self._units):
             if not unit.text or unit.text.isspace():
                 continue
-            cost = self._known.of(unit.text + "\n")
-            if self._used + self._opening_cost(unit) + cost > self._limit:
+            own = self._known.of(unit.text + "\n")
+            cost = self._opening_cost(unit) + own
+            if self._used + cost > self._limit:
                 self._close()
-            if self._opening_cost(unit) + cost > self._limit:
+                cost = self._opening_cost(unit) + own
+            if cost > self._limit:
                 self._split(index)
             else:
                 self._put((index, 0, len(unit.text)), cost)
@@ -127,10 +134,9 @@ class _Planner:
         return self._heading_cost[heading]
 
     def _put(self, piece: Piece, cost: int) -> None:
-        unit = self._units[piece[0]]
-        self._used += self._opening_cost(unit) + cost
+        self._used += cost
         self._open.append(piece)
-        self._heading = unit.heading
+        self._heading = self._units[piece[0]].heading
 
     def _split(self, index: int) -> None:
         """Gives a unit longer than a chunk chunks of its own; the last piece leaves its chunk open."""
@@ -145,7 +151,7 @@ class _Planner:
             while following < len(offsets) and offsets[following][0] < end:
                 following += 1
             if text[start:end].strip():
-                self._put((index, start, end), following - token + 1)
+                self._put((index, start, end), self._opening_cost(unit) + following - token + 1)
                 if end < len(text):
                     self._close()
             token, start = following, end

@@ -24,6 +24,9 @@ class WordEstimate:
             spans += [match.span()] * ((number + 1) * 13 // 10 - number * 13 // 10)
         return tuple(spans)
 
+    def count_plain(self, text: str) -> int:
+        return len(text.split()) * 13 // 10
+
 
 class TokenizerFile:
     """A ``tokenizer.json``, read without its added tokens: text that spells a control token is plain characters.
@@ -48,6 +51,9 @@ class TokenizerFile:
 
     def plain_offsets(self, text: str) -> tuple[tuple[int, int], ...]:
         return tuple(self._plain.encode(text, add_special_tokens=False).offsets)
+
+    def count_plain(self, text: str) -> int:
+        return len(self._plain.encode(text, add_special_tokens=False))
 
 
 def load_counter(spec: str) -> TokenCounter:

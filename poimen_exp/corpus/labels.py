@@ -19,17 +19,17 @@ def span_labels(plan: ChunkPlan, units: Sequence[Unit], spans: Sequence[Span] | 
     wanted: dict[str, list[Span]] = {}
     for span in spans:
         wanted.setdefault(span.unit_id, []).append(span)
-    labels = []
-    for pieces in plan.chunks:
-        labels.append(
-            any(
-                bool(units[unit].text[max(start, span.start) : min(end, span.end)].strip())
-                for unit, start, end in pieces
-                for span in wanted.get(units[unit].unit_id, ())
-                if span.start < end and start < span.end
-            )
+    asked = {position: unit for position, unit in enumerate(units) if unit.unit_id in wanted}
+    return tuple(
+        any(
+            bool(asked[unit].text[max(start, span.start) : min(end, span.end)].strip())
+            for unit, start, end in pieces
+            if unit in asked
+            for span in wanted[asked[unit].unit_id]
+            if span.start < end and start < span.end
         )
-    return tuple(labels)
+        for pieces in plan.chunks
+    )
 
 
 def exit_target(evidence: Labels, exit_index: int | None) -> ExitTarget:

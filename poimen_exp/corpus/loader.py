@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 PromptTokens = Callable[[str, str], int]
 """(question, chunk) -> tokens of the turn's prompt with a full memory; grows with the chunk's token count."""
 _RECENT_DOCUMENTS = 16
+_RECENT_BYTES = 32 * 2**20
+"""Bytes of the rows of recent documents; the last one stays whatever its size."""
 
 
 def open_corpus(
@@ -77,6 +79,15 @@ def open_corpus(
     return corpus
 
 
+def by_document(index: CorpusIndex) -> list[int]:
+    """Positions of all tasks, those of one document together, else in file order: each document is read once."""
+    order = np.arange(len(index.tasks))
+    over = np.flatnonzero(index.tasks["document"] >= 0)
+    _, first, which = np.unique(index.tasks["document"][over], return_index=True, return_inverse=True)
+    order[over] = over[first[which]]
+    return [int(position) for position in np.argsort(order, kind="stable")]
+
+
 def split_tasks(index: CorpusIndex, settings: CorpusSettings) -> ProjectSplit:
     """The split of the projects that have tasks."""
     used = [index.projects[position] for position in np.unique(index.tasks["project"])]
@@ -98,10 +109,14 @@ class TaskReader:
         Raises:
             CorpusError: its document cannot be cut, or its ``exit_index`` does not fit the chunks.
         """
-        return self.read_with_plan(position)[0]
+        return self.read_with_row(position)[0]
 
     def read_with_plan(self, position: int) -> tuple[ReadingTask, ChunkPlan]:
         """The task, and the plan that holds the token count of each of its chunks."""
+        return self.read_with_row(position)[:2]
+
+    def read_with_row(self, position: int) -> tuple[ReadingTask, ChunkPlan, TrajectoryRow]:
+        """The task, its plan, and the row it was made of. Tasks of a recent document share one tuple of chunks."""
         place = self.index.tasks[position]
         file, line = self.index.place(place)
         raw = read_bytes(self.index.files, place)
@@ -129,7 +144,7 @@ class TaskReader:
             exit=target,
             source=f"{file}:{line}",
         )
-        return task, plan
+        return task, plan, row
 
     def _document(self, position: int) -> tuple[DocumentRow, ChunkPlan, tuple[str, ...]]:
         if position in self._recent:
@@ -148,9 +163,13 @@ class TaskReader:
             raise CorpusError(f"{file}:{line}: {error}") from None
         chunks = tuple(chunk_text(row.units, pieces) for pieces in plan.chunks)
         self._recent[position] = (row, plan, chunks)
-        if len(self._recent) > _RECENT_DOCUMENTS:
+        while len(self._recent) > 1 and (len(self._recent) > _RECENT_DOCUMENTS or self._held() > _RECENT_BYTES):
             self._recent.popitem(last=False)
-        return self._recent[position]
+        return row, plan, chunks
+
+    def _held(self) -> int:
+        """Bytes of the rows of the documents in memory."""
+        return int(self.index.documents["length"][list(self._recent)].sum(dtype=np.int64))
 
     def document_plan(self, position: int) -> tuple[DocumentRow, ChunkPlan]:
         """A document and where it is cut."""

@@ -31,6 +31,9 @@ class ByteCodec:
         """Every byte of a character has the span of the character."""
         return tuple((place, place + 1) for place, character in enumerate(text) for _ in character.encode())
 
+    def count_plain(self, text: str) -> int:
+        return len(self.plain_offsets(text))
+
     def decode(self, ids: tuple[int, ...]) -> str:
         return bytes(value for value in ids if value < STOP_ID).decode(errors="replace")
 

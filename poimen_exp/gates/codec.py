@@ -30,6 +30,10 @@ class TextCodec(Protocol):
         """Character span ``[start, end)`` in ``text`` of each id of ``encode_plain(text)``."""
         ...
 
+    def count_plain(self, text: str) -> int:
+        """``len(encode_plain(text))``; keeps nothing of the text."""
+        ...
+
     def decode(self, ids: tuple[int, ...]) -> str:
         """Text of sampled ids, special tokens spelled out."""
         ...
@@ -78,6 +82,9 @@ class HfCodec:
 
     def plain_offsets(self, text: str) -> tuple[tuple[int, int], ...]:
         return tuple(self._plain.encode(text, add_special_tokens=False).offsets)
+
+    def count_plain(self, text: str) -> int:
+        return len(self._plain.encode(text, add_special_tokens=False))
 
     def decode(self, ids: tuple[int, ...]) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=False))

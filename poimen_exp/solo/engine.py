@@ -72,7 +72,7 @@ class TransformersEngine:
         self.serve(dict(enumerate(requests)), keep, generator)
         return [out[key] for key in range(len(requests))]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def serve(self, requests: Mapping[int, Request], follow: Follow, generator: torch.Generator) -> None:
         """Continues prompts until nobody asks any more: whoever gets an answer may ask again at once.
 

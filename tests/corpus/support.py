@@ -26,6 +26,9 @@ class ByteCodec:
     def plain_offsets(self, text: str) -> tuple[tuple[int, int], ...]:
         return tuple((i, i + 1) for i, char in enumerate(text) for _ in char.encode())
 
+    def count_plain(self, text: str) -> int:
+        return len(self.plain_offsets(text))
+
     def decode(self, ids: tuple[int, ...]) -> str:
         return bytes(ids).decode(errors="replace")
 

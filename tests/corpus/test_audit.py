@@ -64,6 +64,7 @@ def test_a_shuffle_of_the_questions_own_is_not_flagged(tmp_path: Path) -> None:
     leak = audit(report, "position leak: evidence")
     assert not leak.warn
     assert 0.35 < leak.value < 0.65
+    assert "sample" not in leak.shown
     assert not audit(report, "position leak: exit").warn
 
 

@@ -105,6 +105,11 @@ def test_the_word_estimate_counts_13_tokens_for_10_words() -> None:
     assert len(WordEstimate().encode_plain("w " * 1000)) == 1300
 
 
+@given(st.text(st.sampled_from("ab \n\t\x1c\x85\xa0\u2003\u200b\u3000\ufeffé")))
+def test_the_word_estimate_counts_what_it_encodes(text: str) -> None:
+    assert WordEstimate().count_plain(text) == len(WordEstimate().encode_plain(text))
+
+
 def test_tokenizers_that_differ_have_different_hashes() -> None:
     class Other(ByteCodec):
         def encode_plain(self, text: str) -> tuple[int, ...]:

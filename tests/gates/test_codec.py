@@ -50,6 +50,7 @@ def test_a_memory_that_spells_a_control_token_is_plain_too() -> None:
 @pytest.mark.parametrize("text", ["", "plain", "th\u00e9 \u20ac\n\t", "\U0001f600 \u2028", "  two  spaces "])
 def test_plain_text_survives_the_round_trip(text: str) -> None:
     assert codec().decode(codec().encode_plain(text)) == text
+    assert codec().count_plain(text) == len(codec().encode_plain(text))
 
 
 def test_offsets_are_spans_of_characters() -> None:

@@ -16,7 +16,7 @@ from poimen_exp.corpus.cache import PlanCache
 from poimen_exp.corpus.chunking import ChunkPlan, TokenCounter, tokenizer_sha256
 from poimen_exp.corpus.contract import Chunking
 from poimen_exp.corpus.index import CorpusIndex, scan
-from poimen_exp.corpus.loader import PromptTokens, TaskReader, label_hash_problem, split_tasks, too_long
+from poimen_exp.corpus.loader import PromptTokens, TaskReader, by_document, label_hash_problem, split_tasks, too_long
 from poimen_exp.corpus.manifest import Manifest, load_manifest
 from poimen_exp.corpus.overlap import check_overlap
 from poimen_exp.corpus.split import ProjectSplit
@@ -108,7 +108,7 @@ def check_corpus(
             problems.add(f"{task.source}: {problem[1]}")
         return problem is None
 
-    facts = gather(index, reader, range(len(index.tasks)), judge, lambda error: problems.add(str(error)))
+    facts = gather(index, reader, by_document(index), judge, lambda error: problems.add(str(error)))
     if manifest.agreements and not problems.count:
         changed = label_hash_problem(manifest, index, reader)
         if changed is not None and not settings.allow_unmeasured:
@@ -152,7 +152,8 @@ def _auroc_text(result: Auroc) -> str:
         return "undefined (one class, or one project)"
     interval = "" if result.low is None else f" [{result.low:.3f}, {result.high:.3f}]"
     chance = "" if result.by_chance is None else f", random places {result.by_chance:.3f}"
-    return f"{result.value:.3f}{interval}{chance}"
+    sample = "" if result.chunks == result.known else f"; sample of {result.chunks:,} of {result.known:,} chunks"
+    return f"{result.value:.3f}{interval}{chance}{sample}"
 
 
 def _share(name: str, part: int, whole: int, limit: float, meaning: str) -> Audit:
@@ -234,7 +235,9 @@ def _chunk_audits(facts: Facts) -> tuple[Audit, ...]:
 def _near_audit(near: NearDuplicates) -> Audit:
     meaning = "different texts of val and test (12 words or more) that stand in train too, equal or nearly"
     if near.sampled:
-        meaning += "; a sample by hash"
+        meaning += "; of large corpora a sample by hash: texts compared, of all that stand there, repeats counted"
     audit = _share("text shared across the split", near.equal + near.near, near.held_out, 0.01, meaning)
     shown = f"{audit.shown}: {near.equal:,} equal, {near.near:,} nearly" if near.held_out else audit.shown
+    if near.sampled:
+        shown += f"; sample of {near.compared:,} of {near.texts:,} texts"
     return Audit(audit.name, audit.value, shown, audit.warn, audit.meaning)

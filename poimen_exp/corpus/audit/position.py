@@ -25,6 +25,7 @@ class Auroc:
         low, high: 95 % interval, projects drawn with replacement; None below three projects.
         by_chance: exit only: the mean for evidence put at random places of each trajectory.
         beyond_chance: exit only: ``value`` is above all of these random placements and 0.05 above their mean.
+        chunks: labelled chunks that were looked at, of ``known`` that there are.
     """
 
     value: float | None
@@ -32,6 +33,8 @@ class Auroc:
     high: float | None = None
     by_chance: float | None = None
     beyond_chance: bool = True
+    chunks: int = 0
+    known: int = 0
 
 
 def position_leak(facts: Facts, gate: str, seed: int = 0) -> Auroc:
@@ -40,18 +43,24 @@ def position_leak(facts: Facts, gate: str, seed: int = 0) -> Auroc:
     A decision tree is fitted to the other projects' chunks (5 folds) and scores those of the held-out ones; pairs are
     compared within a fold. Corpora over ``MAX_CHUNKS`` chunks are judged by a sample of trajectories.
     """
-    labels = facts.evidence if gate == "evidence" else facts.exit_here
-    rows = _sampled(facts, labels, seed)
+    known = int(np.count_nonzero(_labels(facts, gate) >= 0))
+    facts = _sampled(facts, known, seed)
+    labels = _labels(facts, gate)
+    rows = np.flatnonzero(labels >= 0)
     table = _pair_table(facts, labels, rows, seed)
     if table is None:
-        return Auroc(None)
+        return Auroc(None, chunks=len(rows), known=known)
     value = _area(*(counts.sum(0) for counts in table))
     low, high = _interval(table, seed)
     if gate == "evidence":
-        return Auroc(value, low, high)
+        return Auroc(value, low, high, chunks=len(rows), known=known)
     chance = _chance(facts, rows, seed)
     beyond = bool(chance) and value > max(chance) and value > float(np.mean(chance)) + EXIT_MARGIN
-    return Auroc(value, low, high, float(np.mean(chance)) if chance else None, beyond)
+    return Auroc(value, low, high, float(np.mean(chance)) if chance else None, beyond, len(rows), known)
+
+
+def _labels(facts: Facts, gate: str) -> npt.NDArray[Any]:
+    return facts.evidence if gate == "evidence" else facts.exit_here
 
 
 def _chance(facts: Facts, rows: npt.NDArray[np.int64], seed: int) -> list[float]:
@@ -70,12 +79,11 @@ def leaks(gate: str, result: Auroc) -> bool:
     return gate == "evidence" or result.beyond_chance
 
 
-def _sampled(facts: Facts, labels: npt.NDArray[Any], seed: int) -> npt.NDArray[np.int64]:
-    known = labels >= 0
-    if known.sum() > MAX_CHUNKS:
-        share = MAX_CHUNKS / known.sum()
-        known &= (np.random.default_rng(seed).random(len(facts.n_chunks)) < share)[facts.chunk_task]
-    return np.flatnonzero(known)
+def _sampled(facts: Facts, known: int, seed: int) -> Facts:
+    """All trajectories, or so many of them that about ``MAX_CHUNKS`` of the ``known`` labelled chunks stay."""
+    if known <= MAX_CHUNKS:
+        return facts
+    return facts.of_tasks(np.random.default_rng(seed).random(len(facts.n_chunks)) < MAX_CHUNKS / known)
 
 
 def _pair_table(
@@ -86,11 +94,11 @@ def _pair_table(
     from sklearn.tree import DecisionTreeClassifier
 
     y = labels[rows]
-    _, project = np.unique(facts.chunk_project[rows], return_inverse=True)
+    _, project = np.unique(facts.project[facts.chunk_task[rows]], return_inverse=True)
     n_projects = int(project.max()) + 1 if len(project) else 0
     if n_projects < 2 or len(np.unique(y)) < 2:
         return None
-    x = np.stack([facts.position[rows], facts.relative[rows]], 1)
+    x = np.stack(facts.at(rows), 1)
     folds = min(_FOLDS, n_projects)
     positives = np.zeros((n_projects, folds, _LEAVES + 1), np.int64)
     negatives = np.zeros_like(positives)

@@ -77,7 +77,7 @@ def _plots(facts: Facts) -> str:
 
 
 def _positions(axis: Axes, facts: Facts) -> None:
-    axis.hist(facts.relative[facts.evidence == 1], bins=20, range=(0, 1), color="#2a6f97")
+    axis.hist(facts.at(facts.evidence == 1)[1], bins=20, range=(0, 1), color="#2a6f97")
     axis.set(title="Position of evidence", xlabel="middle of the chunk / trajectory", ylabel="chunks with evidence")
 
 
@@ -95,10 +95,10 @@ def _lengths(axis: Axes, facts: Facts) -> None:
 
 
 def _balance(axis: Axes, facts: Facts) -> None:
-    size = len(facts.projects)
-    known = facts.evidence >= 0
-    total = np.bincount(facts.chunk_project[known], minlength=size)
-    positive = np.bincount(facts.chunk_project[facts.evidence == 1], minlength=size)
+    total, positive = (
+        np.bincount(facts.project, facts.per_task(mask), len(facts.projects)).astype(np.int64)
+        for mask in (facts.evidence >= 0, facts.evidence == 1)
+    )
     shown = [project for project in np.argsort(-total, kind="stable") if total[project]][:MAX_PROJECTS]
     axis.barh([facts.projects[one][:24] for one in shown][::-1], [positive[one] / total[one] for one in shown][::-1])
     axis.tick_params(axis="y", labelsize=7)
