@@ -49,6 +49,8 @@ class Loop:
     say: Callable[[str], None]
     progress: Progress
     critic: Critic | None = None
+    opening: tuple[Mapping[str, float], Mapping[str, int]] = ({}, {})
+    """Metrics and counts of what came before the first step; logged with its first record."""
 
     def train(self) -> Status:
         """Runs to the last step, or to convergence.
@@ -73,8 +75,12 @@ class Loop:
         if self.settings.trainer.val_before_train:
             clock = _Clock()
             metrics, counts = self._validate(clock)
-            self.tracker.log(self.progress.step, {**metrics, **clock.metrics()}, counts)
+            self._log(self.progress.step, metrics | clock.metrics(), counts)
         self._save()
+
+    def _log(self, step: int, metrics: dict[str, float], counts: dict[str, int]) -> None:
+        self.tracker.log(step, metrics | dict(self.opening[0]), counts | dict(self.opening[1]))
+        self.opening = ({}, {})
 
     def _step(self) -> None:
         step, clock, settings = self.progress.step + 1, _Clock(), self.settings
@@ -99,7 +105,7 @@ class Loop:
         clock.split("gen", "reward", batch.reward_s)
         metrics |= clock.metrics() | _throughput(batch, clock)
         self.tracker.write_trajectories(step, batch.records)
-        self.tracker.log(step, metrics, counts)
+        self._log(step, metrics, counts)
         self._check_skips(report)
         self._check_collapse(batch)
         if self._due(step):

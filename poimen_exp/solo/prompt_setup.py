@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from poimen_exp.adapters.manifest import PROMPTS_PROTOCOL, AdapterInfo
 from poimen_exp.errors import Refused
@@ -18,7 +17,7 @@ from poimen_exp.solo.prompt_task import PromptTask
 from poimen_exp.solo.prompts import PromptRules, PromptSet, read_prompts
 from poimen_exp.solo.rewards import RewardProvider, custom_function, exact_answer, target_length, verl_scorer
 from poimen_exp.solo.settings import RewardSettings, SoloSettings
-from poimen_exp.solo.setup import require_model_folder
+from poimen_exp.solo.setup import Prepared, require_model_folder
 from poimen_exp.solo.task import Task
 
 
@@ -44,13 +43,13 @@ class PromptSetup:
             "algorithm": repr(settings.algorithm),
         }
 
-    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Tensor]:
+    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Prepared:
         """The adapter weights that KL is measured against: the frozen base, as verl has it under LoRA."""
         for name, side in (("train", self.train), ("val", self.val)):
             if side.dropped:
                 limit = settings.rollout.max_prompt_length
                 say(f"data.{name}_files: {side.dropped} prompts dropped, longer than {limit} tokens")
-        return policy.base_state()
+        return Prepared(policy.base_state())
 
     def task(self, settings: SoloSettings, engine: Engine, device: torch.device) -> Task:
         """The prompts of a run."""

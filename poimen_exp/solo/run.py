@@ -69,10 +69,11 @@ def build_loop(
     if settings.critic is not None:
         critic = Critic(settings.critic, pad_id, settings.step.train_batch_size, device, offload)
     identity = run_identity(settings, setup)
-    progress = Progress()
+    progress, prepared = Progress(), None
     if checkpoint is None:
         with policy.on_device():
-            reference = setup.prepare(settings, policy, say)
+            prepared = setup.prepare(settings, policy, say)
+        reference = prepared.reference
         if settings.reference is not None:
             reference = named_adapter(policy, settings.reference)
         tracker.rewind(-1, 0)
@@ -99,7 +100,10 @@ def build_loop(
         tracker.rewind(progress.step if own else -1, checkpoint.metrics_bytes if own else 0)
     engine.sync()
     task = setup.task(settings, engine, device)
-    return Loop(settings, task, policy, updater, engine, reference, identity, tracker, say, progress, critic)
+    loop = Loop(settings, task, policy, updater, engine, reference, identity, tracker, say, progress, critic)
+    if prepared is not None:
+        loop.opening = (prepared.metrics, prepared.counts)
+    return loop
 
 
 def _restore(role: Updater | Critic, trained: Trained) -> None:

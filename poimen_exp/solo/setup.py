@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,20 @@ from poimen_exp.wording import counted
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A new run before its first step.
+
+    Attributes:
+        reference: adapter weights that KL is measured against.
+        metrics, counts: of what was done to the policy so far; they go into the run's first record.
+    """
+
+    reference: Mapping[str, Tensor]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class GateSetup:
     """Tokenizer, protocol and corpus of a run."""
 
@@ -45,15 +59,18 @@ class GateSetup:
         """What must not change between the parts of one run, beside model and seed."""
         return {"corpus": self.corpus.sha256, "alpha": repr(settings.alpha)}
 
-    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Tensor]:
+    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Prepared:
         """Warm start of a new run; the adapter weights that KL is measured against: where the run began."""
         train, budget, pad_id = self.corpus.split("train"), settings.step.micro_batch_tokens, self.codec.pad_id
-        if warm_start(policy, self.protocol, train, settings.gates, pad_id, budget, settings.seed, say) is not None:
-            assert settings.corpus is not None
-            held_out = self.val_tasks(settings.corpus.max_val_tasks)
-            found = verdict_accuracy(policy, self.protocol, held_out, pad_id, budget, settings.seed)
-            say(f"warm start: on validation chunks the verdict before the gates is right on {found.line()}")
-        return policy.state()
+        report = warm_start(policy, self.protocol, train, settings.gates, pad_id, budget, settings.seed, say)
+        if report is None:
+            return Prepared(policy.state())
+        assert settings.corpus is not None
+        held_out = self.val_tasks(settings.corpus.max_val_tasks)
+        found = verdict_accuracy(policy, self.protocol, held_out, pad_id, budget, settings.seed)
+        say(f"warm start: on validation chunks the verdict before the gates is right on {found.line()}")
+        metrics, counts = found.metrics()
+        return Prepared(policy.state(), report.metrics() | metrics, counts)
 
     def task(self, settings: SoloSettings, engine: Engine, device: torch.device) -> Task:
         """The readings of a run."""
@@ -108,7 +125,7 @@ class Setup(Protocol):
 
     def identity(self, settings: SoloSettings) -> dict[str, str]: ...
 
-    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Mapping[str, Tensor]: ...
+    def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Prepared: ...
 
     def task(self, settings: SoloSettings, engine: Engine, device: torch.device) -> Task: ...
 

@@ -32,6 +32,16 @@ class VerdictAccuracy:
         shares = [f"{right / count:.2f} of {count} {name} evidence" for name, right, count in kinds if count]
         return ", ".join(shares) or "no labelled chunk"
 
+    def metrics(self) -> tuple[dict[str, float], dict[str, int]]:
+        """As they are logged, with their denominators; a kind that has no chunk is absent."""
+        kinds = {
+            "evidence_present": (self.right_with_evidence, self.with_evidence),
+            "evidence_free": (self.right_without, self.without),
+        }
+        found = {f"warm_start/verdict/{name}": pair for name, pair in kinds.items() if pair[1]}
+        values = {name: right / count for name, (right, count) in found.items()}
+        return values, {name: count for name, (_, count) in found.items()}
+
 
 @torch.no_grad()
 def verdict_accuracy(

@@ -28,11 +28,21 @@ _TURNS_OF_A_KIND = 2
 
 @dataclass(frozen=True)
 class WarmStartReport:
-    """Mean negative log-likelihood per response token of the first and of the last step, and seconds taken."""
+    """Mean negative log-likelihood per response token of the first and of the last step, steps skipped, seconds."""
 
     first_loss: float
     last_loss: float
+    skipped: int
     seconds: float
+
+    def metrics(self) -> dict[str, float]:
+        """As they are logged."""
+        return {
+            "warm_start/loss/first": self.first_loss,
+            "warm_start/loss/last": self.last_loss,
+            "warm_start/skipped": float(self.skipped),
+            "timing_s/warm_start": self.seconds,
+        }
 
 
 def warm_start(
@@ -53,7 +63,7 @@ def warm_start(
     begun = time.perf_counter()
     rng = random.Random(stream_seed(seed, "warm_start"))
     optimizer = torch.optim.AdamW(policy.trainable().values(), lr=gates.warm_start_lr, weight_decay=0.0)
-    losses, lost = [], 0
+    losses, skipped, lost = [], 0, 0
     for step in range(gates.warm_start_steps):
         for group in optimizer.param_groups:  # linear decay: the last steps settle what the first ones stirred up
             group["lr"] = gates.warm_start_lr * (1.0 - step / gates.warm_start_steps)
@@ -62,13 +72,14 @@ def warm_start(
         losses.append(loss)
         lost = 0 if finite else lost + 1
         if lost:
+            skipped += 1
             say(f"warm start {step + 1}/{gates.warm_start_steps}: loss or gradient is not finite, step skipped")
         if lost == _MOST_SKIPS:
             raise RunFailed(f"warm start: {_MOST_SKIPS} steps in a row without a finite loss and gradient")
         if (step + 1) % 10 == 0 or step + 1 == gates.warm_start_steps:
             say(f"warm start {step + 1}/{gates.warm_start_steps}: loss {losses[-1]:.3f} nats per response token")
     policy.sync()
-    return WarmStartReport(losses[0], losses[-1], time.perf_counter() - begun)
+    return WarmStartReport(losses[0], losses[-1], skipped, time.perf_counter() - begun)
 
 
 def balanced_rows(protocol: GateProtocol, tasks: Sequence[ReadingTask], count: int, rng: random.Random) -> list[Row]:
