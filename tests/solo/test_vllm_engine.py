@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ import torch
 
 from poimen_exp.config.paths import asset
 from poimen_exp.errors import Refused
-from poimen_exp.gates.types import Sampling
+from poimen_exp.gates.types import Prompt, Sampling
+from poimen_exp.solo import vllm_engine as module
+from poimen_exp.solo.engine import Request
 from poimen_exp.solo.policy import Policy, load_codec
-from poimen_exp.solo.vllm_engine import log_probs_mode
+from poimen_exp.solo.vllm_engine import VllmEngine, VllmSettings, log_probs_mode
 
 from .support import plain_log_probs, row
 from .support import policy as some_policy
@@ -35,6 +39,51 @@ def test_log_probs_of_the_sampling_temperature_or_none() -> None:
         log_probs_mode(samplings((0.7, 0.9)))
     with pytest.raises(Refused, match="expected temperature 1"):
         log_probs_mode([Sampling(0.7, 1.0, 20, 8)])
+
+
+class FakeVllm:
+    """Stands where vLLM is imported from, and keeps what it is made with and asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
+        names = {
+            "vllm": {"SamplingParams": lambda **given: self.asked.update(given), "TokensPrompt": dict},
+            "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(FINAL_ONLY=2)},
+            "vllm.engine.arg_utils": {"EngineArgs": lambda **given: self.made.update(given)},
+            "vllm.v1.engine.llm_engine": {"LLMEngine": SimpleNamespace(from_engine_args=lambda _: self)},
+        }
+        for name, members in names.items():
+            module = ModuleType(name)
+            vars(module).update(members)
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def add_request(self, *_: Any, **__: Any) -> None:
+        """Takes it."""
+
+
+def test_only_the_stop_ids_end_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeVllm(monkeypatch)
+    engine = object.__new__(VllmEngine)
+    engine._stop, engine._asked, engine._lora, engine._engine = [2], 0, None, fake
+    engine._add(Request(Prompt((5, 6), 0), Sampling(0.7, 0.9, -1, 8)))
+    assert fake.asked["ignore_eos"] is True
+    assert fake.asked["stop_token_ids"] == [2]
+    assert (fake.asked["temperature"], fake.asked["top_p"], fake.asked["max_tokens"]) == (0.7, 0.9, 8)
+
+
+def test_decoding_steps_are_recorded_and_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeVllm(monkeypatch)
+    for name in ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, "1")
+        monkeypatch.delenv(name)
+    settings = VllmSettings(Path("m"), "bfloat16", 16, 64, 512, 0.3, enforce_eager=False, seed=1)
+    assert module._start(settings, "raw_logprobs", False) is fake
+    assert fake.made["compilation_config"]["mode"] == 0
+    assert fake.made["compilation_config"]["cudagraph_mode"] == "FULL_DECODE_ONLY"
+    assert fake.made["enforce_eager"] is False
+    assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from poimen_exp.verl_backend.log_probs import log_probs_of, use_log_probs_in_one
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # verl names every engine that is not installed
     from verl.workers.engine.fsdp import transformer_impl
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from poimen_exp.verl_backend import worker
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
@@ -44,3 +48,15 @@ def test_flash_attn_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
     use_log_probs_in_one_pass()
     assert transformer_impl.logprobs_from_logits is log_probs_of
+
+
+def test_every_worker_has_them_before_it_builds_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(worker, "use_log_probs_in_one_pass", lambda: done.append("log-probs"))
+    monkeypatch.setattr(worker, "never_attend_with_cudnn", lambda: done.append("attention"))
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda _: done.append("model"))
+    made = object.__new__(worker.GateWorker)
+    made.actor = SimpleNamespace(engine=SimpleNamespace(get_per_tensor_param=None))
+    made.init_model()
+    assert sorted(done[:2]) == ["attention", "log-probs"]
+    assert done[2:] == ["model"]
