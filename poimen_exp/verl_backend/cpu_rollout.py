@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,6 +16,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from poimen_exp.gates.types import Generation, Prompt, Sampling
 from poimen_exp.solo.engine import Request, TransformersEngine
+from poimen_exp.solo.policy import load_codec
 
 _GATHER_S = 0.005
 """How long a batch waits for requests of other rollouts."""
@@ -27,7 +29,7 @@ class Server:
         path: model folder.
         seed: of the sampling.
         max_rows: rows in one batch (verl: ``max_num_seqs``).
-        max_tokens: longest response where a request names none.
+        max_tokens: longest response where a request names none; one that names no stop ids has the model's own.
     """
 
     def __init__(self, path: str, seed: int, max_rows: int, max_tokens: int) -> None:
@@ -35,6 +37,7 @@ class Server:
 
         torch.set_num_threads(1)
         self._model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self._stop_ids = load_codec(Path(path)).stop_ids
         self._generator = torch.Generator().manual_seed(seed)
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._version: int | None = None
@@ -54,7 +57,7 @@ class Server:
         )
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         request = Request(Prompt(tuple(prompt_ids), len(prompt_ids) - 1), sampling)
-        self._waiting.append((request, tuple(sampling_params["stop_token_ids"]), future))
+        self._waiting.append((request, tuple(sampling_params.get("stop_token_ids", self._stop_ids)), future))
         if not self._runs:
             self._runs = True
             self._task = asyncio.create_task(self._serve())

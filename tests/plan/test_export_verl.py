@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -11,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file
 
 from poimen_exp import app
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.solo.export_verl import export_verl, finished_run
 from poimen_exp.tracking.run_folder import RunFolder
 from poimen_exp.tracking.sums import read_sums, sums_of
+from poimen_exp.verl_backend.export import lora_tensors
 
 from .bases import base
 from .support import CORPUS, poimen
@@ -232,6 +235,55 @@ def test_a_reward_that_verl_cannot_compute_is_refused(gae_export: Path, tmp_path
 
 
 @pytest.mark.verl
+def test_the_export_of_prompts_trains_a_step_with_verls_own_program(tmp_path: Path) -> None:
+    reward = tmp_path / "varied.py"  # the tiny model answers such prompts always alike: rewards by turns differ
+    reward.write_text(
+        "import itertools\n\nturns = itertools.count()\n\n\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(next(turns) % 3)\n"
+    )
+    more = (
+        "tracking.wandb=disabled",
+        "actor_rollout_ref.model.override_config={attn_implementation:eager}",
+        "actor_rollout_ref.rollout.n=4",
+        f"reward.custom_reward_function.path={reward}",
+    )
+    export = export_verl(finished(base("prompts", tmp_path, more), tmp_path / "run"), tmp_path / "export")
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "RUN": str(tmp_path / "checkpoints"),
+        "GPUS_PER_NODE": "1",
+        "OMP_NUM_THREADS": "1",
+        # What backend=verl sets for a CPU by itself.
+        "VERL_USE_EXTERNAL_MODULES": "poimen_exp.verl_backend.cpu_platform",
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_worker_niceness": "0",
+    }
+    command = [str(export / "launch.sh"), *ON_CPU, "actor_rollout_ref.actor.use_torch_compile=false",
+               "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false", "trainer.logger=[console]",
+               "reward.num_workers=1"]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "1"
+    norm = re.search(r"actor/grad_norm:(?:np\.float64\()?([0-9.e+-]+)", done.stdout)
+    assert norm is not None
+    assert float(norm[1]) > 0.0
+    trained, begun = (
+        {name.split(".layers.")[1].replace(".default", ""): value for name, value in tensors.items()}
+        for tensors in (
+            lora_tensors(tmp_path / "checkpoints" / "global_step_1" / "actor"),
+            load_file(export / "adapter" / "adapter_model.safetensors"),
+        )
+    )
+    assert trained.keys() == begun.keys()
+    moved = max(float((value - begun[name]).abs().max()) for name, value in trained.items())
+    assert 0.0 < moved < 0.05  # from the run's adapter, not from a fresh one
+
+
 def test_the_export_trains_a_step_on_verl(gates_export: Path, tmp_path: Path) -> None:
     folder = tmp_path / "verl"
     environment = {
