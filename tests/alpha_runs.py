@@ -23,6 +23,7 @@ SETTINGS = (
     "trainer.save_freq=0",
     "data.train_batch_size=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.rollout.n=4",
     "stop=never",
     "tracking=none",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: more threads wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a thread a worker: more would wait for each other
 
 from collections.abc import Callable
 
