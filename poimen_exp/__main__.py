@@ -12,12 +12,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from poimen_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, PoimenError, RunFailed
+from poimen_exp.wording import no_progress_bars
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     from poimen_exp.config import hydra_main
 
+    no_progress_bars()
     try:
         hydra_main.run(sys.argv[1:] if argv is None else argv, _check, _task)
         sys.stdout.flush()

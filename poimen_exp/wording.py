@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+NO_PROGRESS_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+"""transformers reads it when it is imported, in this process and in those that it starts."""
 _NO_TERMINAL = 10_000
 """Columns where nobody's window bounds a line: in a pipe or a file nothing is cut or folded."""
 
@@ -30,6 +33,11 @@ def seconds(count: float) -> str:
 def hours(count_s: float) -> str:
     """Seconds as ``1.5 h``, below 0.1 h as seconds."""
     return seconds(count_s) if count_s < 360 else f"{count_s / 3600:.2g} h"
+
+
+def no_progress_bars() -> None:
+    """Keeps transformers' bar, which every load of a model draws, out of the log; a value that is set stays."""
+    os.environ.setdefault(*NO_PROGRESS_BARS)
 
 
 def wide_console() -> Console:

@@ -8,6 +8,7 @@ import typer
 
 from poimen_exp.cli import adapter, corpus, data, model, runs
 from poimen_exp.errors import EXIT_INTERRUPTED, PoimenError
+from poimen_exp.wording import no_progress_bars
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(corpus.app, name="corpus", help="Check, convert, split and describe corpora.")
@@ -19,6 +20,7 @@ runs.register(app)
 
 def main() -> None:
     """Runs the command line; a refusal is one message on stderr and exit code 2."""
+    no_progress_bars()
     try:
         app()
     except PoimenError as error:

@@ -32,10 +32,7 @@ def smollm2(
     dtype: Annotated[Dtype, typer.Option(help="Type of the saved weights.")] = Dtype.bfloat16,
 ) -> None:
     """SmolLM2-135M-Instruct with its own tokenizer, checked: ends of turn, digits, chat template, a reply."""
-    from transformers.utils.logging import disable_progress_bar
-
     from poimen_exp.models.smollm2 import build
 
-    disable_progress_bar()
     reply = build(out, gguf, dtype.value)
     typer.echo(f"{out}: SmolLM2-135M-Instruct, {dtype.value}; it says: {reply}")

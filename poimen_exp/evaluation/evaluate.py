@@ -18,6 +18,7 @@ from poimen_exp.solo.gate_task import GateTask
 from poimen_exp.solo.policy import Policy, pick_device
 from poimen_exp.solo.settings import SoloSettings
 from poimen_exp.solo.setup import GateSetup
+from poimen_exp.tracking.metric_names import denominator_of
 
 SHOWN = (
     "reward/total",
@@ -25,11 +26,12 @@ SHOWN = (
     "gates/update_accuracy/evidence_present",
     "gates/update_accuracy/evidence_free",
     "gates/exit/exact",
+    "gates/chunks_read",
     "gates/exit/early",
     "gates/exit/late",
     "gates/format_correct",
-    "gates/chunks_read",
 )
+"""In the order of the tables: two and two, then four and four belong together."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,10 @@ def _estimates(scored: Sequence[ScoredTrajectory]) -> dict[str, Estimate]:
             values.setdefault(metric, []).extend([mean] * count)
             projects.setdefault(metric, []).extend([_task(item).project] * count)
             tasks.setdefault(metric, []).extend([_task(item).task_id] * count)
-    found = {metric: estimate(values[metric], projects[metric], tasks[metric]) for metric in values}
+    found = {
+        metric: estimate(values[metric], projects[metric], tasks[metric], denominator_of(f"val/{metric}") or "")
+        for metric in values
+    }
     return {metric: value for metric, value in found.items() if value is not None}
 
 

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
-from poimen_exp.evaluation.evaluate import SHOWN, Evaluation, ReaderScores
+from poimen_exp.evaluation.evaluate import SHOWN, Evaluation
+from poimen_exp.evaluation.intervals import Estimate
 from poimen_exp.tracking.files import write_json
-from poimen_exp.wording import wide_console
+from poimen_exp.tracking.progress import TABLE_METRICS
+from poimen_exp.wording import counted, wide_console
+
+_LABELS = dict(TABLE_METRICS)
 
 
 def print_evaluation(result: Evaluation, *, as_json: bool) -> None:
-    """The readers side by side, then base and adapter by project."""
+    """The readers one below the other, then base and adapter by project."""
     if as_json:
         print(json.dumps(result.to_json()))
         return
     console = wide_console()
-    head = f"{result.split}: {result.tasks} tasks of {result.projects} projects, {result.samples} reading(s) each"
-    console.print(_overall(result, f"{head}; answers matched by {result.matcher}"))
+
+    def show(head: str, tables: Iterator[Table]) -> None:
+        console.print(head, style="italic", markup=False, highlight=False, soft_wrap=True)
+        for table in tables:
+            console.print(table)
+            console.print()
+
+    of = f"{counted(result.tasks, 'task')} of {counted(result.projects, 'project')}"
+    head = f"{result.split}: {of}, {counted(result.samples, 'reading')} each; answers matched by {result.matcher}"
+    show(head, _tables({reader.reader: reader.overall for reader in result.readers}, str, columns=2))
     for reader in result.readers[: 1 + any(reader.reader == "adapter" for reader in result.readers)]:
-        console.print(_by_project(reader))
+        show(f"{reader.reader}, by project", _tables(reader.by_project, _mean, columns=4))
     failed = {reader.reader: reader.failed for reader in result.readers if reader.failed}
     if failed:
         console.print(f"readings that failed, in no mean: {failed}")
     console.print(
-        "[low, high]: 95 % bootstrap interval over projects (over tasks below 5 projects); n: denominator", markup=False
+        "mean [95 % bootstrap interval over projects, over tasks below 5 projects] (n)", markup=False, soft_wrap=True
     )
 
 
@@ -38,23 +52,23 @@ def save_evaluation(result: Evaluation, run: Path) -> Path:
     return path
 
 
-def _overall(result: Evaluation, title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("metric")
-    for reader in result.readers:
-        table.add_column(reader.reader, justify="right")
-    for metric in SHOWN:
-        cells = [str(reader.overall[metric]) if metric in reader.overall else "-" for reader in result.readers]
-        table.add_row(metric, *cells)
-    return table
+def _tables(
+    rows: Mapping[str, Mapping[str, Estimate]], cell: Callable[[Estimate], str], columns: int
+) -> Iterator[Table]:
+    """A row for each reader or project and a column for each metric that one of them has, ``columns`` a table."""
+    counts = {metric: scores[metric].counts for scores in rows.values() for metric in SHOWN if metric in scores}
+    shown = [metric for metric in SHOWN if metric in counts]
+    for place in range(0, len(shown), columns):
+        metrics = shown[place : place + columns]
+        table = Table(box=None, pad_edge=False)
+        table.add_column("", no_wrap=True)
+        for metric in metrics:
+            table.add_column(_LABELS[metric], justify="right")
+        table.add_row("n counts", *(counts[metric] for metric in metrics), style="dim")
+        for name, scores in rows.items():
+            table.add_row(escape(name), *(cell(scores[metric]) if metric in scores else "-" for metric in metrics))
+        yield table
 
 
-def _by_project(reader: ReaderScores) -> Table:
-    table = Table(title=f"{reader.reader}, by project", title_justify="left")
-    table.add_column("project")
-    shown = [metric for metric in SHOWN if metric in reader.overall]
-    for metric in shown:
-        table.add_column(metric.removeprefix("gates/"), justify="right")
-    for project, scores in reader.by_project.items():
-        table.add_row(project, *(f"{scores[m].mean:.3f} n={scores[m].count}" if m in scores else "-" for m in shown))
-    return table
+def _mean(found: Estimate) -> str:
+    return f"{found.mean:.3f} ({found.count:,})"

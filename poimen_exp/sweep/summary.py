@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from poimen_exp.tracking.result import OBJECTIVE
 from poimen_exp.wording import wide_console
 
 if TYPE_CHECKING:
@@ -17,17 +19,20 @@ if TYPE_CHECKING:
 
 
 def print_summary(rows: Sequence[TrialRow], folder: Path, console: Console | None = None) -> None:
-    """Prints every trial of the study with its state, failed and repeated ones too."""
+    """Prints every trial of the study with its state, failed and repeated ones too, and what reports on them."""
     console = console or wide_console()
     keys = sorted({key for row in rows for key in row.point})
-    table = Table(title=f"trials of {folder}", title_justify="left")
-    for column in ("trial", *keys, "state", "value", "folder / reason"):
+    table = Table()
+    for column in ("trial", *keys, "state", f"{OBJECTIVE}, best", "folder / reason"):
         table.add_column(column, overflow="fold")
     for row in rows:
         cells = [row.point.get(key, "") for key in keys]
         value = "" if row.value is None else f"{row.value:.4f}"
         table.add_row(*(escape(c) for c in (str(row.number), *cells, row.state, value, _where(row, folder))))
+    console.print(f"trials of {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
+    if any(row.value is not None for row in rows):
+        console.print(f"poimen report {shlex.quote(str(folder))}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _where(row: TrialRow, folder: Path) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.tracking.files import read_json
 from poimen_exp.tracking.integrity import Integrity, verify_run
-from poimen_exp.tracking.metric_names import denominator_of
+from poimen_exp.tracking.metric_names import denominator_in
 from poimen_exp.tracking.metrics_log import MetricLine, by_step
 from poimen_exp.tracking.progress import best_validation, format_duration, results_table
 from poimen_exp.tracking.result import OBJECTIVE
@@ -121,7 +121,7 @@ def _report(folder: RunFolder, lines: tuple[MetricLine, ...], statistics: Rollou
             "last_step": max(steps, default=None),
             "validations": sum(OBJECTIVE in line.metrics for line in steps.values()),
             "checkpoints": list(folder.checkpoint_steps()),
-            "optimizer_steps_skipped": sum(line.metrics.get("update/skipped", 0.0) for line in steps.values()),
+            "optimizer_steps_skipped": sum(int(line.metrics.get("update/skipped", 0)) for line in steps.values()),
             "rollouts": statistics.rollouts,
             "rollouts_failed": statistics.failed,
             "validation_rollouts": statistics.validation_rollouts,
@@ -211,20 +211,31 @@ def _print(report: Mapping[str, Any], path: Path, console: Console) -> None:
         return
     say(f"status: {report['status'] or 'not finished'}")
     for name, value in report["counters"].items():
-        say(f"{name.replace('_', ' ')}: {value}")
-    for name, spread in report["rewards"].items():
-        values = (f"{word} {at['value']:.3f} (n {at['n']}, step {at['step']})" for word, at in spread.items())
+        say(f"{name.replace('_', ' ')}: {_number(value)}")
+    lines = RunFolder.open(path, "read").read_lines()
+    logged = {name for line in lines for name in line.metrics}
+    gates = {name: {"last": at} for name, at in report["gates"].items()}
+    for name, spread in (report["rewards"] | gates).items():
+        unit = denominator_in(name, logged)
+        values = (
+            f"{word} {at['value']:.3f} (n {_number(at['n'])} {unit}, step {at['step']})" for word, at in spread.items()
+        )
         say(f"{name}: {', '.join(values)}")
-    for name, at in report["gates"].items():
-        say(f"{name}: last {at['value']:.3f} (n {at['n']} {denominator_of(name)}, step {at['step']})")
     if report["advantages"] is not None:
-        say("advantages of turns: " + ", ".join(f"{name} {value:.4g}" for name, value in report["advantages"].items()))
+        say("advantages of turns: " + ", ".join(f"{name} {_number(x)}" for name, x in report["advantages"].items()))
     peak = report["memory"]["peak_device_gb"]
     predicted = report["memory"]["predicted_gb"]
     told = "" if predicted is None else f" (predicted {size(predicted * 2**30)})"
     say(f"device memory, peak: {'not measured' if peak is None else size(peak * 2**30)}{told}")
     for name, phase in report["times"]["phases"].items():
         say(f"{name}: {format_duration(phase['total_s'])} in all, {phase['mean_s']:.2f} s each (n {phase['n']})")
-    table = results_table(RunFolder.open(path, "read").read_lines())
+    table = results_table(lines)
     if table is not None:
         console.print(table)
+
+
+def _number(value: Any) -> str:
+    """Counts as ``11,050``, other numbers with four digits, anything else as it is."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -95,6 +95,14 @@ def denominator_of(name: str) -> str | None:
     return None if metric is None else metric.per
 
 
+def denominator_in(name: str, logged: Iterable[str]) -> str | None:
+    """``denominator_of`` a metric of a run that logs ``logged``: without gates a trajectory is one response."""
+    per = denominator_of(name)
+    if per in ("trajectories", "turns") and not any("/gates/" in other for other in logged):
+        return "responses"
+    return per
+
+
 def check_names(names: Iterable[str]) -> None:
     """Refuses a name that no part of the program is known to log.
 

@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from poimen_exp.tracking.metric_names import denominator_of
+from poimen_exp.tracking.metric_names import denominator_in
 from poimen_exp.tracking.metrics_log import MetricLine, by_step
 from poimen_exp.tracking.result import OBJECTIVE
 from poimen_exp.wording import wide_console
+
+_Part = Text | str | tuple[str, str]
 
 _ETA_STEPS = 20
 """Steps whose mean duration the estimate is made from."""
@@ -58,14 +60,14 @@ class ProgressLine:
 
     def __call__(self, line: MetricLine) -> None:
         """Prints what ``line`` holds of training, then what it holds of validation."""
-        if any(not name.startswith("val/") for name in line.metrics):
-            self._print(self._training(line))
+        if parts := _parts(line, "train"):
+            self._print(self._training(line, parts))
         if any(name.startswith("val/") for name in line.metrics):
             self._print(Text.assemble((f"validation at step {line.step}", "bold"), *_parts(line, "val")))
         self._last_time_s = line.time_s
 
-    def _training(self, line: MetricLine) -> Text:
-        text = Text.assemble((f"step {line.step}/{self._total}", "bold"), *_parts(line, "train"))
+    def _training(self, line: MetricLine, parts: list[_Part]) -> Text:
+        text = Text.assemble((f"step {line.step}/{self._total}", "bold"), *parts)
         duration_s = line.metrics.get("timing_s/step")
         if duration_s is None and self._last_time_s is not None:
             duration_s = line.time_s - self._last_time_s
@@ -80,11 +82,11 @@ class ProgressLine:
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
-def _parts(line: MetricLine, side: str) -> list[Text | str | tuple[str, str]]:
-    parts: list[Text | str | tuple[str, str]] = []
+def _parts(line: MetricLine, side: str) -> list[_Part]:
+    parts: list[_Part] = []
     for metric, label in LINE_METRICS:
         name = f"{side}/{metric}"
-        unit = denominator_of(name)
+        unit = denominator_in(name, line.metrics)
         if name == "train/reward/total" and name not in line.metrics:
             name = _PROMPTS_REWARD
         if name in line.metrics:
@@ -100,7 +102,7 @@ def _value(line: MetricLine, name: str, unit: str | None = None) -> str:
     count = line.counts.get(name)
     if count is None:
         return f"{line.metrics[name]:.2f}"
-    return f"{line.metrics[name]:.2f} ({count}{f' {unit}' if unit else ''})"
+    return f"{line.metrics[name]:.2f} ({count:,}{f' {unit}' if unit else ''})"
 
 
 def format_duration(seconds: float) -> str:
@@ -140,6 +142,7 @@ def results_table(lines: Iterable[MetricLine], best_step: int | None = None, sta
     if best_step in validations:
         heads.setdefault(best_step, []).append("best")
     heads.setdefault(last, []).append("last")
+    logged = [name for line in validations.values() for name in line.metrics]
     table = Table(title="validation: value (n)", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     table.add_column("n counts")
@@ -150,7 +153,7 @@ def results_table(lines: Iterable[MetricLine], best_step: int | None = None, sta
         if any(name in validations[step].metrics for step in heads):
             cells = (_value(line, name) if name in line.metrics else "-" for line in
                      (validations[step] for step in heads))  # fmt: skip
-            table.add_row(label, denominator_of(name) or "", *cells)
+            table.add_row(label, denominator_in(name, logged) or "", *cells)
     return table
 
 

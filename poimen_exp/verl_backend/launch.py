@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from poimen_exp.adapters.vllm_env import NO_FLASHINFER
 from poimen_exp.errors import RunFailed
+from poimen_exp.wording import NO_PROGRESS_BARS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -56,7 +57,8 @@ def ray_for(config: DictConfig) -> Iterator[None]:
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     defaults = get_ppo_ray_runtime_env(config)
-    for name in ("TRANSFER_QUEUE_ENABLE", "HF_HUB_OFFLINE", NO_FLASHINFER[0], "VERL_USE_EXTERNAL_MODULES"):
+    ours = ("TRANSFER_QUEUE_ENABLE", "HF_HUB_OFFLINE", "VERL_USE_EXTERNAL_MODULES")
+    for name in (*ours, NO_FLASHINFER[0], NO_PROGRESS_BARS[0]):
         if name in os.environ:
             defaults["env_vars"][name] = os.environ[name]
     given = config.ray_kwargs.ray_init

@@ -41,6 +41,20 @@ def test_help_and_cfg_import_neither_torch_nor_verl(flags: list[str]) -> None:
     assert wanted in done.stdout
 
 
+@pytest.mark.parametrize("entry", ["poimen_exp.__main__", "poimen_exp.cli"])
+def test_loading_a_model_draws_no_progress_bar(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    code = (
+        "import contextlib, importlib, sys; sys.argv = ['poimen', '--help']\n"
+        f"with contextlib.suppress(SystemExit): importlib.import_module({entry!r}).main()\n"
+        "from transformers import AutoModelForCausalLM; from poimen_exp.config.paths import asset\n"
+        "AutoModelForCausalLM.from_pretrained(asset('quickstart/model'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Loading weights" not in done.stderr
+
+
 def test_a_bare_command_exits_2_and_names_what_is_missing() -> None:
     done = subprocess.run([sys.executable, "-m", "poimen_exp"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -63,15 +63,15 @@ def test_the_position_rule_updates_nowhere_where_position_says_nothing() -> None
 def test_an_interval_is_over_projects_from_five_on_and_over_tasks_below() -> None:
     values = [0.0, 1.0] * 5
     tasks = [str(place) for place in range(10)]
-    few = estimate(values, ["a", "b"] * 5, tasks)
-    many = estimate(values, [f"p{place // 2}" for place in range(10)], tasks)
+    few = estimate(values, ["a", "b"] * 5, tasks, "turns")
+    many = estimate(values, [f"p{place // 2}" for place in range(10)], tasks, "turns")
     assert few is not None
     assert many is not None
-    assert (few.mean, few.count, few.unit) == (0.5, 10, "tasks")
+    assert (few.mean, few.count, few.counts, few.resampled) == (0.5, 10, "turns", "tasks")
     # Each project has one 0 and one 1: between projects nothing varies, so the interval has no width.
-    assert (many.low, many.high, many.unit) == (0.5, 0.5, "projects")
+    assert (many.low, many.high, many.resampled) == (0.5, 0.5, "projects")
     assert few.low < 0.4 < 0.6 < few.high
 
 
 def test_without_values_there_is_no_estimate() -> None:
-    assert estimate([], [], []) is None
+    assert estimate([], [], [], "turns") is None

@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from poimen_exp.cli import app
 from poimen_exp.config.paths import asset
 from poimen_exp.errors import Refused
+from poimen_exp.evaluation import table
 from poimen_exp.evaluation.evaluate import SHOWN, Evaluation, ReaderScores
 from poimen_exp.evaluation.intervals import Estimate
 from poimen_exp.evaluation.table import print_evaluation
 from poimen_exp.solo.policy import Policy
+from poimen_exp.tracking.metric_names import denominator_of
+from poimen_exp.tracking.progress import TABLE_METRICS
 
 from .run_support import small_corpus, small_settings
 
@@ -59,14 +63,49 @@ def evaluate(corpus: Path, *more: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_table_in_a_pipe_is_neither_cut_nor_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    scores = {metric: Estimate(0.123, 0.101, 0.145, 12_345, "projects") for metric in SHOWN}
-    readers = tuple(ReaderScores(name, scores, {"a-project": scores}, 0) for name in READERS)
+def print_six_readers() -> None:
+    counts = {metric: denominator_of(f"val/{metric}") or "" for metric in SHOWN}
+    scores = {metric: Estimate(0.123, 0.101, 0.145, 1_234, counts[metric], "projects") for metric in SHOWN}
+    readers = tuple(ReaderScores(name, scores, {"a [b] project": scores}, 0) for name in READERS)
     print_evaluation(Evaluation("test", 9, 3, 1, "exact", readers), as_json=False)
+
+
+def test_a_table_in_a_pipe_is_neither_cut_nor_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    print_six_readers()
     said = capsys.readouterr().out
     assert "…" not in said
-    (line,) = (line for line in said.splitlines() if PRESENT in line)
-    assert line.count("n=12345") == len(READERS)
+    assert max(map(len, said.splitlines())) <= 120
+    of_metrics, by_project = said.split("base, by project")
+    for _, label in (pair for pair in TABLE_METRICS if pair[0] in SHOWN):
+        assert of_metrics.count(label) == 1
+        assert by_project.count(label) == 2  # of base and of adapter
+    rows = [re.split("  +", line.strip()) for line in said.splitlines()]
+    value = "0.123 [0.101, 0.145] (1,234)"
+    assert rows[1:4] == [
+        ["reward, mean", "answer right, share"],
+        ["n counts", "trajectories", "trajectories"],
+        ["base", value, value],
+    ]
+    assert ["n counts", "chunks", "chunks"] in rows
+    assert ["n counts", "turns"] in rows
+    assert rows.count(["a [b] project", *["0.123 (1,234)"] * 4]) == 4  # two tables of four metrics, for two readers
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_on_a_narrow_terminal_a_row_stays_one_line_with_its_whole_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(table, "wide_console", lambda: Console(width=width))
+    print_six_readers()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+    for name in READERS:  # nine metrics, two a table
+        assert (
+            sum(line.startswith(f"{name} ") and line.count("0.123 [0.101, 0.145] (1,234)") > 0 for line in lines) == 5
+        )
+    # nine metrics, four a table, of two readers
+    assert sum(line.startswith("a [b] project ") and "0.123 (1,234)" in line for line in lines) == 6
 
 
 def test_base_and_adapter_stand_beside_the_four_readers_that_frame_them(corpus: Path, adapter: Path) -> None:
@@ -85,7 +124,8 @@ def test_fixed_gates_have_the_accuracies_they_must_have(framed: Any) -> None:
     assert (of["never update"][PRESENT]["mean"], of["never update"][FREE]["mean"]) == (0.0, 1.0)
     assert of["oracle gates"]["gates/exit/exact"]["mean"] == 1.0
     for reader in of.values():
-        assert reader["reward/total"]["count"] == 12  # trajectories: three readings of each of the four tasks
+        total = reader["reward/total"]  # three readings of each of the four tasks
+        assert (total["count"], total["counts"], total["resampled"]) == (12, "trajectories", "tasks")
 
 
 def test_a_run_without_its_adapter_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from poimen_exp.sweep.study import TrialRow
+from poimen_exp.sweep.summary import print_summary
+
 from .sweep_bench import Bench
 
 
@@ -18,6 +26,24 @@ def test_a_grid_runs_every_combination_and_values_keep_their_type(bench: Bench) 
     assert "4 trials, 0 of them complete" in done.text
     assert done.text.count("complete │") == 4
     assert not (folder / ".lock").exists()
+
+
+def test_the_end_of_a_sweep_gives_its_folder_and_the_command_of_its_report_to_copy() -> None:
+    folder = Path("/data/runs of [may]") / ("long" * 20)
+    rows = [TrialRow(0, "alpha=0.9", {"alpha": "0.9"}, "complete", 1.23456, folder / "0", "")]
+    out = io.StringIO()
+    print_summary(rows, folder, Console(file=out, width=80))
+    first, *table, last = out.getvalue().splitlines()
+    assert (first, last) == (f"trials of {folder}", f"poimen report '{folder}'")
+    assert "val/reward/total, best" in table[1]
+    assert "1.2346" in table[3]
+
+
+def test_a_sweep_in_which_nothing_ended_well_has_no_report_to_offer() -> None:
+    row = TrialRow(0, "alpha=0.9", {"alpha": "0.9"}, "fail", None, Path("sweep/0"), "ValueError: no")
+    out = io.StringIO()
+    print_summary([row], Path("sweep"), Console(file=out, width=80))
+    assert "poimen report" not in out.getvalue()
 
 
 def test_a_failed_gate_check_leaves_nothing_behind(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from poimen_exp import cli
 from poimen_exp.errors import Refused
-from poimen_exp.tracking.inspect import Spread, inspect_run
+from poimen_exp.tracking.inspect import Spread, inspect_run, run_inspect
 from poimen_exp.tracking.lock import FolderLock
 from poimen_exp.tracking.metrics_log import MetricsLog
 from poimen_exp.tracking.run_folder import RunFolder
@@ -43,7 +45,7 @@ def test_a_sound_run_is_reported(
         "last_step": 2,
         "validations": 3,
         "checkpoints": [1, 2],
-        "optimizer_steps_skipped": 2.0,
+        "optimizer_steps_skipped": 2,
         "rollouts": 4,
         "rollouts_failed": 0,
         "validation_rollouts": 2,
@@ -76,12 +78,27 @@ def test_the_text_has_the_same_numbers(
     assert poimen(monkeypatch, "inspect", str(tmp_path / "0")) == 0
     text = capsys.readouterr().out
     assert "17 files verified, 0 damaged" in text
-    assert "val/reward/total: first 0.500 (n 8, step 0), best 1.500 (n 8, step 2), last 1.500 (n 8, step 2)" in text
+    of = "n 8 trajectories, step"
+    assert f"val/reward/total: first 0.500 ({of} 0), best 1.500 ({of} 2), last 1.500 ({of} 2)\n" in text
+    assert "optimizer steps skipped: 2\n" in text
+    assert "advantages of turns: n 8, mean 0.125, " in text
     assert "response tokens: 20" in text
     assert "train/gates/update_accuracy/evidence_free: last 0.500 (n 6 chunks, step 2)" in text
     assert "val/gates/exit/exact: last 0.250 (n 6 trajectories, step 2)" in text
     assert "device memory, peak: 2.00 GB (predicted 2.50 GB)" in text
     assert "base" in text
+
+
+def test_a_large_count_is_told_in_full(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    record = folder.trajectory_file(2).read_text().split("\n")[0]
+    folder.trajectory_file(2).write_text("\n".join([record] * 5523) + "\n")
+    note_sum(folder.trajectory_file(2))
+    out = io.StringIO()
+    run_inspect(tmp_path, as_json=False, console=Console(file=out, width=100))
+    # two rollouts of step 1 and 5,523 of step 2, two turns each
+    assert "turns: 11,050\n" in out.getvalue()
+    assert "advantages of turns: n 11,050, " in out.getvalue()
 
 
 def flip(path: Path) -> None:

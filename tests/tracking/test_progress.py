@@ -38,7 +38,8 @@ def test_a_line_names_every_number_with_its_denominator() -> None:
 
 def test_what_was_not_measured_is_not_shown() -> None:
     console, out = plain()
-    ProgressLine(2, console)(line(1, 1.0, "train", {"reward/total": (1.0, 4)}, step=2.0))
+    values = {"reward/total": (1.0, 4), "gates/chunks_read": (3.0, 4)}
+    ProgressLine(2, console)(line(1, 1.0, "train", values, step=2.0))
     assert out.getvalue() == "step 1/2  train reward 1.00 (4 trajectories)  2.0 s/step  ETA 2 s\n"
 
 
@@ -46,7 +47,7 @@ def test_a_batch_of_prompts_shows_its_score_as_the_reward() -> None:
     console, out = plain()
     score = "critic/score/mean"
     ProgressLine(2, console)(MetricLine(1, 1.0, {score: 0.25, "timing_s/step": 2.0}, {score: 32}))
-    assert out.getvalue() == "step 1/2  train reward 0.25 (32 trajectories)  2.0 s/step  ETA 2 s\n"
+    assert out.getvalue() == "step 1/2  train reward 0.25 (32 responses)  2.0 s/step  ETA 2 s\n"
     out.truncate(0)
     both = {score: 0.25, "train/reward/total": 0.5, "timing_s/step": 2.0}  # verl logs its own beside ours
     ProgressLine(2, console)(MetricLine(1, 1.0, both, {}))
@@ -56,8 +57,20 @@ def test_a_batch_of_prompts_shows_its_score_as_the_reward() -> None:
 def test_a_validation_has_a_line_of_its_own() -> None:
     console, out = plain()
     progress = ProgressLine(10, console)
-    progress(line(0, 5.0, "val", {"reward/total": (0.5, 32)}))
-    assert out.getvalue() == "validation at step 0  val reward 0.50 (32 trajectories)\n"
+    progress(line(0, 5.0, "val", {"reward/total": (0.5, 32), "gates/exit/exact": (0.25, 32)}, testing=4.0))
+    assert out.getvalue() == (  # and no "step 0/10" without a number before it
+        "validation at step 0  exit exact 0.25 (32 trajectories)  val reward 0.50 (32 trajectories)\n"
+    )
+
+
+def test_prompts_are_counted_in_responses() -> None:
+    validation = line(0, 5.0, "val", {"reward/total": (0.5, 3200), "response_length/mean": (9.0, 3200)}, testing=4.0)
+    console, out = plain()
+    ProgressLine(10, console)(validation)
+    assert out.getvalue() == "validation at step 0  val reward 0.50 (3,200 responses)\n"
+    out.truncate(0)
+    print_results([validation], console=console)
+    assert ["reward,", "mean", "responses", "0.50", "(3,200)"] in [row.split() for row in out.getvalue().splitlines()]
 
 
 def test_without_a_measured_step_time_the_record_gives_it() -> None:
