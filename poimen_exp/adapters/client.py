@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poimen_exp.errors import RunFailed
+from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.gates.types import Sampling
 
 
@@ -38,9 +38,15 @@ class ServedModel:
 
 
 class Client:
-    """Talks to the server at ``url`` (``http://host:port``, with or without ``/v1``)."""
+    """Talks to the server at ``url`` (``http://host:port``, with or without ``/v1``).
+
+    Raises:
+        Refused: another kind of URL, or none.
+    """
 
     def __init__(self, url: str, timeout_s: float = 300.0) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise Refused(f"server {url!r}: expected http://host:port")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
 

@@ -91,6 +91,10 @@ class Registry:
             raise RunFailed(f"registry {self.root}: cannot publish {name} ({type(error).__name__}: {error})") from error
         return Published(name, version, self._url(name, version), manifest)
 
+    def is_missing_folder(self) -> bool:
+        """Whether the root is a local path without a folder."""
+        return self._local and not self._fs.isdir(self._path)
+
     def names(self) -> list[str]:
         """Names with at least one complete version."""
         return [name for name in self._children("") if _NAME.fullmatch(name) and self.versions(name)]

@@ -56,16 +56,24 @@ def publish(
 
 
 @app.command("list")
-def list_adapters(registry: RegistryOption = DEFAULT_REGISTRY) -> None:
+def list_adapters(context: typer.Context, registry: RegistryOption = DEFAULT_REGISTRY) -> None:
     """List the adapters of a registry: versions, base model, label status, objective."""
     from rich.table import Table
 
     from poimen_exp.adapters.registry import Registry
+    from poimen_exp.errors import Refused
     from poimen_exp.wording import wide_console
 
     store = Registry(registry)
+    source = context.get_parameter_source("registry")
+    if store.is_missing_folder() and source is not None and source.name != "DEFAULT":
+        raise Refused(f"registry {registry}: there is no such folder; expected one that `poimen adapter publish` made")
+    names = store.names()
+    if not names:
+        print(f"no adapters in {registry}")
+        return
     table = Table("adapter", "versions", "latest", "base model", "labels", "val/reward/total")
-    for name in store.names():
+    for name in names:
         manifest = store.show(name).manifest
         objective = manifest.metrics.get("val/reward/total")
         shown = "" if objective is None else f"{objective:.3f}"

@@ -13,6 +13,7 @@ from poimen_exp.errors import EXIT_REFUSED, Refused
 from poimen_exp.wording import counted, wide_console
 
 if TYPE_CHECKING:
+    from poimen_exp.corpus.agreement import GateAgreement
     from poimen_exp.corpus.audit.check import CheckReport
     from poimen_exp.corpus.chunking import TokenCounter
     from poimen_exp.corpus.loader import PromptTokens
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
+_MIN_KAPPA = 0.6
+
 Folder = Annotated[Path, typer.Argument(help="A poimen.corpus/1 folder.")]
 Tokenizer = Annotated[
     str, typer.Option(help="Model folder or tokenizer.json; 'words' estimates words x 1.3 (prose only).")
 ]
-ChunkTokens = Annotated[int, typer.Option(min=1, help="Tokens of a chunk (corpus.chunk_tokens).")]
-MaxChunks = Annotated[int, typer.Option(min=1, help="Longest trajectory (corpus.max_chunks).")]
+ChunkTokens = Annotated[int, typer.Option(min=1, metavar="<int>", help="Tokens of a chunk (corpus.chunk_tokens).")]
+MaxChunks = Annotated[int, typer.Option(min=1, metavar="<int>", help="Longest trajectory (corpus.max_chunks).")]
 Seed = Annotated[int, typer.Option(help="corpus.split_seed.")]
 Val = Annotated[float, typer.Option(help="corpus.val_fraction.")]
 Test = Annotated[float, typer.Option(help="corpus.test_fraction.")]
@@ -37,7 +40,7 @@ def _settings(
 ) -> CorpusSettings:
     from poimen_exp.solo.settings import CorpusSettings
 
-    rest: dict[str, Any] = {"min_kappa": 0.6, "allow_unmeasured": False, "on_too_long": "refuse"} | more
+    rest: dict[str, Any] = {"min_kappa": _MIN_KAPPA, "allow_unmeasured": False, "on_too_long": "refuse"} | more
     return CorpusSettings(
         path=path,
         chunk_tokens=chunk_tokens,
@@ -60,9 +63,9 @@ def check(
         int | None, typer.Option(help="Check prompts too; needs a model folder as --tokenizer.")
     ] = None,
     memory_tokens: Annotated[int, typer.Option(help="gates.memory_tokens, for --max-prompt-length.")] = 1024,
-    min_kappa: Annotated[float, typer.Option(help="corpus.min_kappa.")] = 0.6,
-    allow_unmeasured: Annotated[bool, typer.Option(help="corpus.allow_unmeasured.")] = False,
-    drop: Annotated[bool, typer.Option(help="Count too long trajectories instead of refusing them.")] = False,
+    min_kappa: Annotated[float, typer.Option(help="corpus.min_kappa.")] = _MIN_KAPPA,
+    allow_unmeasured: Annotated[bool, typer.Option("--allow-unmeasured", help="corpus.allow_unmeasured.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Count too long trajectories instead of refusing them.")] = False,
     split_seed: Seed = 0,
     val_fraction: Val = 0.15,
     test_fraction: Test = 0.15,
@@ -121,7 +124,9 @@ def _print_check(report: CheckReport, tokenizer: str, chunk_tokens: int) -> None
     for column in ("audit", "value", ""):
         table.add_column(column)
     for audit in report.audits:
-        table.add_row(audit.name, escape(audit.shown), "[yellow]warning[/yellow]" if audit.warn else "ok")
+        table.add_row(
+            audit.name, escape(audit.shown), f"[yellow]{audit.verdict}[/yellow]" if audit.warn else audit.verdict
+        )
     if report.audits:
         console.print(table)
     for reason, count in report.dropped.items():
@@ -199,7 +204,8 @@ def split(
         _print_json(value)
     else:
         shown: dict[str, Any] = {
-            side: f"{len(projects)} projects, {sum(projects.values())} trajectories: {', '.join(projects)}"
+            side: f"{counted(len(projects), 'project')}, "
+            f"{counted(sum(projects.values()), 'trajectory', 'trajectories')}: {', '.join(projects)}"
             for side, projects in value.items()
         }
         _print_pairs(f"{folder} at split seed {split_seed}", shown)
@@ -226,32 +232,52 @@ def agreement(
 ) -> None:
     """Cohen's kappa for update and exit with an interval by project, and the manifest block."""
     from poimen_exp.corpus import agreement as kappa
+    from poimen_exp.corpus.contract import same_labeler
 
+    names = (labeler_a or labels_a.stem, labeler_b or labels_b.stem)
+    if same_labeler(*names):
+        raise Refused(
+            f"agreement: got labelers {list(names)!r}, expected two different ones; name them: --labeler-a, --labeler-b"
+        )
     first, second = kappa.read_labels(labels_a), kappa.read_labels(labels_b)
     results = kappa.measure(first, second)
     pinned = first if corpus is None else kappa.read_labels(corpus)
-    names = (labeler_a or labels_a.stem, labeler_b or labels_b.stem)
     chunking = _chunking(chunk_tokens, tokenizer)
     block = kappa.manifest_labels(results, kappa.label_hashes(pinned), names, design, chunking)
+    for reason in _run_refusals(block):
+        typer.echo(f"a run would refuse this: {reason}", err=True)
     if out is not None:
         out.write_text(json.dumps(block, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
         _print_json(block)
         return
     for one in results:
-        text = "undefined (a labeler used one class only)" if one.kappa is None else f"{one.kappa:.4f}"
-        interval = "no interval" if one.low is None else f"95 % by project [{one.low:.4f}, {one.high:.4f}]"
-        pair = one.confusion
-        _print_pairs(
-            one.gate,
-            {
-                "kappa": f"{text}, {interval}",
-                "confusion": f"pp {pair.pp}, pn {pair.pn}, np {pair.np}, nn {pair.nn}",
-                "positives": f"{pair.positives[0]} and {pair.positives[1]} of {pair.total} chunks",
-                "sample": f"{one.n_trajectories} trajectories, {one.n_projects} projects; {one.skipped} chunks skipped",
-            },
-        )
-    typer.echo(json.dumps({"labels": block}, indent=2, allow_nan=False))
+        _print_agreement(one)
+    _print_json({"labels": block})
+
+
+def _print_agreement(one: GateAgreement) -> None:
+    text = "undefined (a labeler used one class only)" if one.kappa is None else f"{one.kappa:.4f}"
+    interval = "no interval" if one.low is None else f"95 % by project [{one.low:.4f}, {one.high:.4f}]"
+    pair = one.confusion
+    _print_pairs(
+        one.gate,
+        {
+            "kappa": f"{text}, {interval}",
+            "confusion": f"pp {pair.pp}, pn {pair.pn}, np {pair.np}, nn {pair.nn}",
+            "positives": f"{pair.positives[0]} and {pair.positives[1]} of {pair.total} chunks",
+            "sample": f"{one.n_trajectories} trajectories, {one.n_projects} projects; {one.skipped} chunks skipped",
+        },
+    )
+
+
+def _run_refusals(labels: dict[str, Any]) -> list[str]:
+    """What the loader says against a manifest's ``labels``, at the default ``corpus.min_kappa``."""
+    from poimen_exp.corpus.contract import check_block, read_block
+
+    read = {gate: read_block(gate, labels) for gate in labels}
+    found = [problem or check_block(gate, block, _MIN_KAPPA, None) for gate, (block, problem) in read.items()]
+    return [problem.message for problem in found if problem is not None]
 
 
 def _chunking(chunk_tokens: int | None, tokenizer: str | None) -> Any:
@@ -274,12 +300,13 @@ def convert(
     source: Annotated[str | None, typer.Option("--from", help="hotpotqa, musique, locomo, qmsum or jsonl.")] = None,
     mapping: Annotated[list[str] | None, typer.Option("--map", help="jsonl: field=path, repeated.")] = None,
     tokens: Annotated[float, typer.Option(help="hotpotqa, musique: size of a pooled document.")] = 23_000,
-    projects: Annotated[int, typer.Option(min=1, help="hotpotqa, musique: keys of the split.")] = 10,
+    projects: Annotated[int, typer.Option(min=1, metavar="<int>", help="hotpotqa, musique: keys of the split.")] = 10,
     tokenizer: Tokenizer = "words",
     constructed: Annotated[
-        bool, typer.Option(help="jsonl: the labels are true by construction; otherwise kappa must be measured.")
+        bool,
+        typer.Option("--constructed", help="jsonl: the labels are true by construction; else kappa must be measured."),
     ] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a corpus that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a corpus that is there.")] = False,
 ) -> None:
     """A public set, or your own JSON lines, to a corpus folder."""
     from poimen_exp.corpus.convert import write_conversion

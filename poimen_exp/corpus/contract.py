@@ -134,6 +134,11 @@ def check_block(gate: str, block: LabelBlock, min_kappa: float, chunking: Chunki
     return None
 
 
+def same_labeler(one: str, other: str) -> bool:
+    """Whether two names are of one labeler: case and outer white space do not count."""
+    return one.strip().casefold() == other.strip().casefold()
+
+
 def _refusal(where: str, block: dict[str, Any]) -> Problem | None:
     for check in _CHECKS:
         problem = check(where, block)
@@ -173,7 +178,7 @@ def _labelers(where: str, block: dict[str, Any]) -> Problem | None:
     keys = ("labelers",)
     if not isinstance(labelers, list) or len(labelers) != 2 or not all(isinstance(one, str) for one in labelers):
         return Problem(f"{where}.labelers: got {labelers!r}, expected the names of the two labelers", keys)
-    if labelers[0].strip().casefold() == labelers[1].strip().casefold():
+    if same_labeler(*labelers):
         return Problem(f"{where}.labelers: got {labelers!r}, expected two different labelers", keys)
     return None
 

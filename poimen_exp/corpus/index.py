@@ -110,8 +110,12 @@ class _Scanner:
         records = sum(self._read_row(number, offset, raw) for number, offset, raw in lines)
         found = sha256 if packed else lines.sha256
         if found != entry.sha256:
-            message = f"SHA-256 is {found}, the manifest has {entry.sha256}; the file changed after it was written"
-            self._report(name, max(lines.lines, 1), message)
+            before = manifest.path.read_bytes().partition(entry.sha256.encode())[0]
+            message = (
+                f"SHA-256 of {name} is {found}, the manifest has {entry.sha256}; the file changed after it was "
+                f'written: restore it, or write "sha256": "{found}", "records": {records} here'
+            )
+            self._report(str(manifest.path), before.count(b"\n") + 1, message)
         elif records != entry.records:
             self._report(name, max(lines.lines, 1), f"got {records} rows, the manifest has {entry.records}")
 

@@ -65,6 +65,11 @@ class ManifestText:
             raise CorpusError(
                 f"{path}:1: not found; a corpus is a folder with a manifest.json and *.jsonl files (docs/corpora.md)"
             ) from None
+        except NotADirectoryError:
+            raise CorpusError(
+                f"{path.parent}:1: got a file, expected a folder with a manifest.json and *.jsonl files "
+                "(docs/corpora.md); poimen corpus convert --from jsonl makes one of it"
+            ) from None
         except OSError as error:
             raise CorpusError(f"{path}:1: {error.strerror}") from None
         self.text = self.raw.decode("utf-8-sig", errors="replace")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from poimen_exp.errors import Refused
 from poimen_exp.gates.types import ReadingTask
-from poimen_exp.solo.estimate import Critic, Estimate, ModelShape, Rates, Rows, Workload, estimate, needed_offload
+from poimen_exp.solo.estimate import Estimate, estimate, needed_offload
+from poimen_exp.solo.estimate_types import Critic, ModelShape, Rates, Rows, Workload
 from poimen_exp.solo.settings import ModelSettings, SoloSettings
 
 if TYPE_CHECKING:

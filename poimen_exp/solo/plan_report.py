@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from poimen_exp.config.compose import compose_config
 from poimen_exp.config.tree import check_verl_version, lookup, resolved, verl_tree
 from poimen_exp.errors import Refused
@@ -18,7 +15,7 @@ from poimen_exp.solo.plan import FieldPlan, compile_settings, default_of, plan_j
 from poimen_exp.solo.plan_files import Compiled, compile_source, missing_lines, write_plan_files
 from poimen_exp.solo.plan_source import Source
 from poimen_exp.solo.rules_table import OWN
-from poimen_exp.wording import counted, wide_console
+from poimen_exp.wording import counted
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class PlanRequest:
     dry_run: bool = False
 
 
-def report_plan(source: Source, request: PlanRequest, console: Console | None = None) -> None:
+def report_plan(source: Source, request: PlanRequest) -> None:
     """Prints the plan of a configuration; writes it where ``request.out`` says.
 
     Raises:
@@ -47,16 +44,15 @@ def report_plan(source: Source, request: PlanRequest, console: Console | None = 
     """
     check_verl_version()
     compiled = compile_source(source)
-    console = console or wide_console()
     if not request.as_json:
-        _print(compiled, console, request.all_leaves)
+        _print(compiled, request.all_leaves)
     written = [] if request.out is None else [*map(str, write_plan_files(compiled, request.out, request.force))]
     cost, told = _cost(compiled, request)
     if request.as_json:
         print(json.dumps({**_json(compiled), "written": written, "estimate": cost}, indent=2))
     else:
         for line in [*(f"wrote {path}" for path in written), *told]:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print(line)
     _refuse(compiled)
 
 
@@ -102,17 +98,15 @@ def _dry(compiled: Compiled, gate_check: bool) -> tuple[dict[str, Any], list[str
     return cost.estimate, told
 
 
-def _print(compiled: Compiled, console: Console, all_leaves: bool) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("field", "value", "disposition", "target", "reason"):
-        table.add_column(column, overflow="fold")
+def _print(compiled: Compiled, all_leaves: bool) -> None:
+    """Two lines a field, the reason on the second: no column is padded to the longest."""
     shown = compiled.plan if all_leaves else _standing_out(compiled)
+    print("field = value: disposition -> target\n    reason")
     for entry in sorted(shown, key=lambda entry: entry.refusal is None):
-        reason = entry.refusal or entry.lowering or entry.reason
-        table.add_row(entry.field, _short(entry.value), _verdict(entry, compiled), entry.target or "", reason)
-    console.print(table)
-    for line in _footer(compiled, len(shown)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        target = f" -> {entry.target}" if entry.target else ""
+        print(f"{entry.field} = {_short(entry.value)}: {_verdict(entry, compiled)}{target}")
+        print(f"    {entry.refusal or entry.lowering or entry.reason}")
+    print(*_footer(compiled, len(shown)), sep="\n")
 
 
 def _standing_out(compiled: Compiled) -> list[FieldPlan]:

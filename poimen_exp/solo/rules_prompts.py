@@ -184,7 +184,14 @@ def steps_per_epoch(leaves: Leaves) -> int:
             "expected trainer.total_training_steps as a number: with data.filter_overlong_prompts the rows of an epoch "
             "are known only once all are encoded"
         )
-    return train_rows(leaves) // int(r.whole(1)(leaves["data.train_batch_size"], leaves))
+    try:
+        rows = train_rows(leaves)
+    except Refused:  # why: under the keys of the files
+        raise Refused(
+            "expected Parquet files that can be read as data.train_files: their rows and trainer.total_epochs give the "
+            "steps; set the files, or trainer.total_training_steps to a number"
+        ) from None
+    return rows // int(r.whole(1)(leaves["data.train_batch_size"], leaves))
 
 
 def train_rows(leaves: Leaves) -> int:

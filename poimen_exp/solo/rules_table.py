@@ -374,19 +374,9 @@ OWN: dict[str, str] = {
     "device": "device",
     **{
         f"corpus.{name}": f"corpus.{name}"
-        for name in (
-            "path",
-            "chunk_tokens",
-            "max_chunks",
-            "min_kappa",
-            "allow_unmeasured",
-            "on_too_long",
-            "split_seed",
-            "val_fraction",
-            "test_fraction",
-            "max_val_tasks",
-        )
+        for name in ("path", "chunk_tokens", "max_chunks", "min_kappa", "allow_unmeasured", "on_too_long")
     },
+    **{f"corpus.{name}": f"corpus.{name}" for name in ("split_seed", "val_fraction", "test_fraction", "max_val_tasks")},
     **{f"gates.{name}": f"gates.{name}" for name in ("layout", "wording", "memory_tokens", "on_unparsed", "matcher")},
     **{f"gates.warm_start.{name}": f"gates.warm_start_{name}" for name in ("steps", "lr", "batch")},
     "advantage.turn_baseline": "gates.turn_baseline",

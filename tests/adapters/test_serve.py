@@ -226,6 +226,20 @@ def test_publish_list_show_verify_and_print_the_serve_command(adapter: Path, tmp
     assert shown.count("\n") == 1
 
 
+def test_list_says_that_there_is_nothing(tmp_path: Path, monkeypatch) -> None:
+    assert run("list", "--registry", tmp_path) == f"no adapters in {tmp_path}\n"
+    monkeypatch.chdir(tmp_path)
+    assert run("list") == "no adapters in adapters\n"  # the default, which nobody named
+    for arguments, environment in ((["--registry", "adapters"], {}), ([], {"POIMEN_REGISTRY": "nowhere"})):
+        with pytest.raises(Refused, match=r"registry (adapters|nowhere): there is no such folder"):
+            CliRunner(env=environment).invoke(app, ["adapter", "list", *arguments], catch_exceptions=False)
+
+
+def test_a_server_without_a_scheme_is_refused() -> None:
+    with pytest.raises(Refused, match=r"server '127\.0\.0\.1:8000': expected http://host:port"):
+        run("smoke", "127.0.0.1:8000", "gates")
+
+
 def test_export_copies_or_merges(adapter: Path, base: Path, tmp_path: Path) -> None:
     run("export", adapter, tmp_path / "copy")
     assert (tmp_path / "copy" / "poimen.json").read_bytes() == (adapter / "poimen.json").read_bytes()

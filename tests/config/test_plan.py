@@ -349,10 +349,15 @@ def test_the_table_has_what_stands_out_and_all_of_it_where_asked(
     file = tmp_path / "verl.yaml"
     file.write_text("data:\n  train_batch_size: 8\n  shuffle: true\n")
     source = file_source(file, ["actor_rollout_ref.model.use_liger=true"])
+    printed = []
     for all_leaves in (False, True):
         with pytest.raises(Refused, match="1 field that a solo run refuses"):
             report_plan(source, PlanRequest(all_leaves=all_leaves))
-    _, short, whole = capsys.readouterr().out.split("field ", 2)
+        printed.append(capsys.readouterr().out)
+    short, whole = printed
+    assert [line for line in whole.splitlines() if line != line.rstrip()] == []  # nothing is padded
+    at = short.index("data.train_batch_size = 8: exact -> step.train_batch_size\n")
+    assert short[at:].splitlines()[1] == "    read as verl reads it"
     assert "REFUSED" in next(line for line in short.splitlines() if "model.use_liger" in line)
     named = {line.split()[0] for line in short.splitlines()}
     assert named >= {"data.train_batch_size", "actor_rollout_ref.rollout.name"}  # changed; lowered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,12 @@ def test_a_shuffle_of_the_questions_own_is_not_flagged(tmp_path: Path) -> None:
     leak = audit(report, "position leak: evidence")
     assert not leak.warn
     assert 0.35 < leak.value < 0.65
-    assert "sample" not in leak.shown
-    assert not audit(report, "position leak: exit").warn
+    assert leak.verdict == "ok"
+    # 60 documents of 20 chunks
+    assert re.fullmatch(r"AUROC 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\] 95 %, 1,200 chunks, 10 projects", leak.shown)
+    exits = audit(report, "position leak: exit")
+    assert not exits.warn
+    assert re.search(r" 95 %, random places 0\.\d{3}, 1,200 chunks, 10 projects$", exits.shown)
 
 
 def test_the_lateness_of_the_last_of_many_is_no_leak() -> None:
@@ -175,8 +180,33 @@ def test_near_duplicates_across_the_split_are_found(tmp_path: Path) -> None:
 def test_one_class_is_undefined_and_warned_about(tmp_path: Path) -> None:
     rows = [labelled(f"t{p}", f"p{p}", [True, True]) for p in range(4)]
     report = check(write(tmp_path / "c", rows))
-    assert audit(report, "position leak: evidence").shown.startswith("undefined")
-    assert audit(report, "chunks with evidence").warn
+    leak = audit(report, "position leak: evidence")
+    assert (leak.shown, leak.verdict) == ("undefined (one class, or one place): 8 chunks, 4 projects", "-")
+    assert audit(report, "chunks with evidence").verdict == "warning"
+
+
+def test_too_little_to_say_is_not_ok(tmp_path: Path) -> None:
+    report = check(write(tmp_path / "few", three_projects()))
+    for gate in ("evidence", "exit"):
+        leak = audit(report, f"position leak: {gate}")
+        assert (leak.value, leak.shown, leak.verdict) == (None, "too few to say: 9 chunks, 3 projects", "-")
+    unasked = audit(report, "answer in evidence-free chunks")
+    assert (unasked.shown, unasked.verdict) == ("not asked", "-")
+    assert audit(report, "never").verdict == "ok"
+    # Two projects have no interval, however many chunks they have.
+    rows = [labelled(f"t{n}", f"p{n % 2}", [n % 3 == 0, n % 5 == 0, True]) for n in range(60)]
+    two = audit(check(write(tmp_path / "two", rows), test_fraction=0.0), "position leak: evidence")
+    assert two.shown == "too few to say: 180 chunks, 2 projects"
+    # One chunk each: all are at one place, however many there are.
+    rows = [labelled(f"t{n}", f"p{n % 4}", [n % 3 == 0]) for n in range(100)]
+    one = audit(check(write(tmp_path / "one", rows)), "position leak: evidence")
+    assert one.shown == "undefined (one class, or one place): 100 chunks, 4 projects"
+
+
+def test_least_median_and_most_are_named(tmp_path: Path) -> None:
+    rows = [labelled(f"t{n}", f"p{n}", [True, *[False] * n]) for n in range(4)]
+    report = check(write(tmp_path / "c", rows))
+    assert audit(report, "chunks a trajectory").shown == "min 1, median 2.5, max 4"
 
 
 def test_unknown_labels_are_counted(tmp_path: Path) -> None:

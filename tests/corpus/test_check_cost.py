@@ -90,8 +90,8 @@ def test_a_sample_of_chunks_says_what_it_is_of(tmp_path: Path, monkeypatch: pyte
     report = check(write(tmp_path / "c", rows), ByteCodec())
     for gate in ("evidence", "exit"):
         shown = next(one.shown for one in report.audits if one.name == f"position leak: {gate}")
-        chunks, rest = shown.split("; sample of ")[1].split(" ", 1)
-        assert rest == "of 600 chunks"
+        chunks, rest = shown.split(", sample of ")[1].split(" ", 1)
+        assert rest == "of 600 chunks, 4 projects"
         assert 200 < int(chunks) < 400
 
 

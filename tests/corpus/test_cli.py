@@ -51,6 +51,34 @@ def test_check_exits_with_2_and_lists_problems(tmp_path: Path) -> None:
     result = RUNNER.invoke(app, ["corpus", "check", str(tmp_path)])
     assert result.exit_code == 2
     assert "manifest.json:1: not found" in result.output
+    file = folder / "corpus.jsonl"
+    result = RUNNER.invoke(app, ["corpus", "check", str(file)])
+    assert result.exit_code == 2
+    assert f"{file}:1: got a file, expected a folder with a manifest.json and *.jsonl files" in result.output
+
+
+def test_what_was_not_measured_has_a_dash_in_the_table(tmp_path: Path) -> None:
+    shown = run("check", write(tmp_path / "c", three_projects()))
+    rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines() if line.startswith("│")]
+    cells = {row[1]: row[3] for row in rows}
+    assert (cells["position leak: evidence"], cells["answer in evidence-free chunks"], cells["never"]) == (
+        "-",
+        "-",
+        "ok",
+    )
+
+
+def test_one_project_is_no_plural(tmp_path: Path) -> None:
+    assert "  train: 1 project, 1 trajectory: p2\n" in run("split", write(tmp_path / "c", three_projects()))
+
+
+@pytest.mark.parametrize("command", ["check", "stats", "split", "agreement", "convert"])
+def test_help_names_everything_whole_at_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run(command, "--help")
+    assert max(map(len, shown.splitlines())) == 80
+    assert "…" not in shown
+    assert "--no-" not in shown
 
 
 def test_check_writes_json_and_a_page(tmp_path: Path) -> None:
@@ -81,6 +109,24 @@ def test_agreement_prints_a_block_that_the_loader_takes(tmp_path: Path) -> None:
     assert "95 % by project" in text
     folder = write(tmp_path / "c", corpus, labels=json.loads((tmp_path / "labels.json").read_text()))
     assert load_manifest(folder).update.agreement.labelers == ("ann", "bob")  # type: ignore[union-attr]
+    assert "a run would refuse this" not in text
+
+
+def test_agreement_says_what_a_run_would_refuse_in_its_block(tmp_path: Path) -> None:
+    rows, others = random_pair(5)
+    files = [str(lines(tmp_path / "ann.jsonl", rows)), str(lines(tmp_path / "bob.jsonl", others))]
+    result = RUNNER.invoke(app, ["corpus", "agreement", *files, "--json"])
+    assert result.exit_code == 0
+    said = result.stderr.splitlines()
+    assert [line.split(":")[1].strip() for line in said] == [
+        f"labels.{gate}.agreement.design" for gate in ("update", "exit")
+    ]
+    assert all(line.startswith("a run would refuse this: ") for line in said)
+    assert json.loads(result.stdout)["update"]["agreement"]["design"] == "not stated"
+    flipped = [row | {"evidence": [not label for label in row["evidence"]]} for row in rows]
+    worst = lines(tmp_path / "eve.jsonl", flipped)
+    result = RUNNER.invoke(app, ["corpus", "agreement", files[0], str(worst), "--design", "independent_blind"])
+    assert "is below corpus.min_kappa = 0.6" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -92,6 +138,7 @@ def test_agreement_prints_a_block_that_the_loader_takes(tmp_path: Path) -> None:
         (["check", "x", "--tokenizer", "nowhere"], "got no tokenizer.json there"),
         (["check", "x", "--max-prompt-length", "9"], "expected a model folder"),
         (["agreement", "nowhere.jsonl", "b"], r"nowhere\.jsonl:1: not found"),
+        (["agreement", "a/x.jsonl", "b/X.jsonl"], r"got labelers \['x', 'X'\], expected two different ones"),
     ],
 )
 def test_a_wrong_command_is_refused(arguments: list[str], message: str) -> None:

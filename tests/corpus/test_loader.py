@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -131,7 +132,10 @@ def test_a_file_that_is_not_the_manifests_is_refused(tmp_path: Path, edit: str) 
     file, manifest = folder / "corpus.jsonl", folder / "manifest.json"
     if edit == "byte":
         file.write_bytes(file.read_bytes().replace(b"Who?", b"How?"))
-        message = r"corpus\.jsonl:3: SHA-256 is"
+        entry = manifest.read_text().splitlines()
+        line = next(number for number, text in enumerate(entry, 1) if '"sha256"' in text)
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        message = rf'manifest\.json:{line}: SHA-256 of \S+corpus\.jsonl is {found}.* "sha256": "{found}", "records": 3'
     elif edit == "row":
         manifest.write_text(manifest.read_text().replace('"records": 3', '"records": 4'))
         message = r"corpus\.jsonl:3: got 3 rows, the manifest has 4"

@@ -14,8 +14,9 @@ from torch import Tensor
 from poimen_exp.config.compose import compose_config
 from poimen_exp.gates.types import Prompt
 from poimen_exp.solo import estimate as e
-from poimen_exp.solo.estimate import GB, Critic, ModelShape, Rates, Rows, Workload
+from poimen_exp.solo.estimate import GB
 from poimen_exp.solo.estimate_inputs import critic_of, measure_rates, model_shape, workload
+from poimen_exp.solo.estimate_types import Critic, ModelShape, Rates, Rows, Workload
 from poimen_exp.solo.fused import use_fused_lora
 from poimen_exp.solo.plan import compile_settings
 from poimen_exp.solo.policy import ADAPTER

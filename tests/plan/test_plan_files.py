@@ -128,6 +128,11 @@ def test_prompts_without_a_reward_become_a_template_that_names_it(tmp_path: Path
     compiled = compile_source(file_source(verl_file(tmp_path, changes)))
     assert compiled.refusals == ()
     assert set(compiled.missing) == {"data.train_files", "data.val_files", "rewards.provider"}
+    steps = next(entry.refusal for entry in compiled.plan if entry.field == "trainer.total_training_steps")
+    assert steps == (
+        "trainer.total_training_steps: got None, expected Parquet files that can be read as data.train_files: their "
+        "rows and trainer.total_epochs give the steps; set the files, or trainer.total_training_steps to a number"
+    )
 
 
 def test_a_verl_file_without_engine_and_rank_becomes_a_template_that_names_the_rank(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from poimen_exp.gates.types import Prompt, Sampling
 from poimen_exp.solo import dry, estimate_inputs, offload, run
 from poimen_exp.solo.engine import Request, TransformersEngine
 from poimen_exp.solo.engines import VisitingEngine
-from poimen_exp.solo.estimate import Workload
+from poimen_exp.solo.estimate_types import Workload
 from poimen_exp.solo.loop import Loop
 from poimen_exp.solo.prompt_setup import prompt_setup
 from poimen_exp.solo.run import build_loop, extended

@@ -22,6 +22,7 @@ from poimen_exp.corpus.overlap import check_overlap
 from poimen_exp.corpus.split import ProjectSplit
 from poimen_exp.errors import CorpusError, Refused
 from poimen_exp.gates.types import ReadingTask
+from poimen_exp.wording import counted
 
 if TYPE_CHECKING:
     from poimen_exp.solo.settings import CorpusSettings
@@ -31,13 +32,18 @@ KEPT_PROBLEMS = 1000
 
 @dataclass(frozen=True)
 class Audit:
-    """One line of the audit table. ``value`` None: the question does not arise for this corpus."""
+    """One line of the audit table. ``value`` None: the question does not arise for this corpus, or it is too small."""
 
     name: str
     value: float | None
     shown: str
     warn: bool
     meaning: str
+
+    @property
+    def verdict(self) -> str:
+        """``warning``, ``ok``, or ``-`` where nothing was measured."""
+        return "warning" if self.warn else "-" if self.value is None else "ok"
 
 
 @dataclass
@@ -148,12 +154,13 @@ def _leak_audit(facts: Facts, gate: str) -> Audit:
 
 
 def _auroc_text(result: Auroc) -> str:
+    size = f"{counted(result.known, 'chunk')}, {counted(result.projects, 'project')}"
+    if result.chunks < result.known:
+        size = f"sample of {result.chunks:,} of {size}"
     if result.value is None:
-        return "undefined (one class, or one project)"
-    interval = "" if result.low is None else f" [{result.low:.3f}, {result.high:.3f}]"
+        return f"{'undefined (one class, or one place)' if result.uniform else 'too few to say'}: {size}"
     chance = "" if result.by_chance is None else f", random places {result.by_chance:.3f}"
-    sample = "" if result.chunks == result.known else f"; sample of {result.chunks:,} of {result.known:,} chunks"
-    return f"{result.value:.3f}{interval}{chance}{sample}"
+    return f"AUROC {result.value:.3f} [{result.low:.3f}, {result.high:.3f}] 95 %{chance}, {size}"
 
 
 def _share(name: str, part: int, whole: int, limit: float, meaning: str) -> Audit:
@@ -225,9 +232,9 @@ def _chunk_audits(facts: Facts) -> tuple[Audit, ...]:
         Audit(
             "chunks a trajectory",
             float(np.median(lengths)),
-            f"{lengths.min()} / {np.median(lengths):g} / {lengths.max()}",
+            f"min {lengths.min()}, median {np.median(lengths):g}, max {lengths.max()}",
             False,
-            "least, median, most",
+            "how long readings are",
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,20 @@ EXIT_MARGIN = 0.05
 """Exit is the last of several pieces of evidence, which is late by nature: only more than that is a leak."""
 MAX_CHUNKS = 300_000
 _FOLDS, _RESAMPLES, _LEAVES = 5, 500, 48
+_MIN_PROJECTS = 3
 
 
 @dataclass(frozen=True)
 class Auroc:
-    """Area under the ROC curve of a reader that sees positions only; None where it is undefined.
+    """Area under the ROC curve of a reader that sees positions only; None where it is undefined or unknown.
 
     Attributes:
-        low, high: 95 % interval, projects drawn with replacement; None below three projects.
+        low, high: 95 % interval, projects drawn with replacement.
         by_chance: exit only: the mean for evidence put at random places of each trajectory.
         beyond_chance: exit only: ``value`` is above all of these random placements and 0.05 above their mean.
         chunks: labelled chunks that were looked at, of ``known`` that there are.
+        projects: that these chunks are of.
+        uniform: all of them have one label or one place, so that there is nothing to tell apart.
     """
 
     value: float | None
@@ -35,28 +38,33 @@ class Auroc:
     beyond_chance: bool = True
     chunks: int = 0
     known: int = 0
+    projects: int = 0
+    uniform: bool = False
 
 
 def position_leak(facts: Facts, gate: str, seed: int = 0) -> Auroc:
     """How well chunk index and relative position predict ``gate`` ("evidence" or "exit") of projects not fitted on.
 
     A decision tree is fitted to the other projects' chunks (5 folds) and scores those of the held-out ones; pairs are
-    compared within a fold. Corpora over ``MAX_CHUNKS`` chunks are judged by a sample of trajectories.
+    compared within a fold. Corpora over ``MAX_CHUNKS`` chunks are judged by a sample of trajectories. Unknown
+    below three projects, or where no tree has two leaves.
     """
     known = int(np.count_nonzero(_labels(facts, gate) >= 0))
     facts = _sampled(facts, known, seed)
     labels = _labels(facts, gate)
     rows = np.flatnonzero(labels >= 0)
+    projects = len(np.unique(facts.project[facts.chunk_task[rows]]))
     table = _pair_table(facts, labels, rows, seed)
     if table is None:
-        return Auroc(None, chunks=len(rows), known=known)
+        uniform = len(np.unique(labels[rows])) < 2 or len({*zip(*facts.at(rows), strict=True)}) < 2
+        return Auroc(None, chunks=len(rows), known=known, projects=projects, uniform=uniform)
     value = _area(*(counts.sum(0) for counts in table))
-    low, high = _interval(table, seed)
+    found = Auroc(value, *_interval(table, seed), chunks=len(rows), known=known, projects=projects)
     if gate == "evidence":
-        return Auroc(value, low, high, chunks=len(rows), known=known)
+        return found
     chance = _chance(facts, rows, seed)
     beyond = bool(chance) and value > max(chance) and value > float(np.mean(chance)) + EXIT_MARGIN
-    return Auroc(value, low, high, float(np.mean(chance)) if chance else None, beyond, len(rows), known)
+    return replace(found, by_chance=float(np.mean(chance)) if chance else None, beyond_chance=beyond)
 
 
 def _labels(facts: Facts, gate: str) -> npt.NDArray[Any]:
@@ -89,25 +97,26 @@ def _sampled(facts: Facts, known: int, seed: int) -> Facts:
 def _pair_table(
     facts: Facts, labels: npt.NDArray[Any], rows: npt.NDArray[np.int64], seed: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """[P, F, S] positives and negatives by project, fold and rank of the score; None without two classes anywhere."""
+    """[P, F, S] positives and negatives by project, fold and rank of the score; None where no fold has both classes and
+    a tree that splits."""
     from sklearn.model_selection import GroupKFold
     from sklearn.tree import DecisionTreeClassifier
 
     y = labels[rows]
     _, project = np.unique(facts.project[facts.chunk_task[rows]], return_inverse=True)
     n_projects = int(project.max()) + 1 if len(project) else 0
-    if n_projects < 2 or len(np.unique(y)) < 2:
+    if n_projects < _MIN_PROJECTS or len(np.unique(y)) < 2:
         return None
     x = np.stack(facts.at(rows), 1)
     folds = min(_FOLDS, n_projects)
     positives = np.zeros((n_projects, folds, _LEAVES + 1), np.int64)
     negatives = np.zeros_like(positives)
     for fold, (fitted, held) in enumerate(GroupKFold(folds, shuffle=True, random_state=seed).split(x, y, project)):
-        if len(np.unique(y[fitted])) < 2:
-            continue
         leaf = max(20, len(fitted) // 200)
         tree = DecisionTreeClassifier(max_leaf_nodes=_LEAVES, min_samples_leaf=leaf, random_state=seed)
-        score = tree.fit(x[fitted], y[fitted]).predict_proba(x[held])[:, 1]
+        if tree.fit(x[fitted], y[fitted]).get_n_leaves() < 2:  # one class, one place, or too few chunks to split
+            continue
+        score = tree.predict_proba(x[held])[:, 1]
         rank = np.unique(score, return_inverse=True)[1]
         for table, label in ((positives, 1), (negatives, 0)):
             of_label = y[held] == label
@@ -125,13 +134,9 @@ def _area(positives: npt.NDArray[Any], negatives: npt.NDArray[Any]) -> float:
     return float(right / pairs) if pairs else float("nan")
 
 
-def _interval(
-    table: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], seed: int
-) -> tuple[float | None, float | None]:
+def _interval(table: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], seed: int) -> tuple[float, float]:
     positives, negatives = table
     n_projects = len(positives)
-    if n_projects < 3:
-        return None, None
     rng = np.random.default_rng(seed)
     areas = []
     for _ in range(_RESAMPLES):

@@ -39,7 +39,7 @@ def write_html(report: CheckReport, path: Path) -> None:
     more = report.n_problems - len(report.problems)
     rows = "".join(
         f"<tr class={'warn' if audit.warn else 'ok'}><td>{html.escape(audit.name)}</td><td>{html.escape(audit.shown)}"
-        f"</td><td>{'warning' if audit.warn else ''}</td><td>{html.escape(audit.meaning)}</td></tr>"
+        f"</td><td>{audit.verdict}</td><td>{html.escape(audit.meaning)}</td></tr>"
         for audit in report.audits
     )
     plots = "" if report.facts is None else _plots(report.facts)
