@@ -90,6 +90,13 @@ def _check_solo(cfg: DictConfig) -> Checked:
 
     settings, plan = compile_settings(cfg)
     keys = typed_keys(resolved(cfg))
+    if settings.corpus is not None:
+        from poimen_exp.corpus.manifest import require_corpus
+
+        require_corpus(settings.corpus.path)
+    from poimen_exp.solo.policy import pick_device
+
+    pick_device(settings.device)
     if settings.prompts is not None:
         return _check_prompts(keys, settings, tuple(plan))
     from poimen_exp.adapters.preflight import check_before_publishing, check_before_training
@@ -124,6 +131,9 @@ def _check_verl(cfg: DictConfig) -> Checked:
         raise Refused(MISSING_CORPUS)
     from poimen_exp.adapters.preflight import check_before_publishing
     from poimen_exp.verl_backend.preflight import preflight
+    from poimen_exp.corpus.manifest import require_corpus
+
+    require_corpus(Path(keys.corpus.path))
     from poimen_exp.verl_backend.reader import open_reader
     from poimen_exp.verl_backend.settings import loss_settings, settings_of
 

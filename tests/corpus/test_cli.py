@@ -50,7 +50,7 @@ def test_check_exits_with_2_and_lists_problems(tmp_path: Path) -> None:
     assert json.loads(result.output)["n_problems"] == 3
     result = RUNNER.invoke(app, ["corpus", "check", str(tmp_path)])
     assert result.exit_code == 2
-    assert "manifest.json:1: not found" in result.output
+    assert "manifest.json: not found" in result.output
 
 
 def test_check_writes_json_and_a_page(tmp_path: Path) -> None:
