@@ -209,7 +209,7 @@ def export_best(settings: SoloSettings, setup: Setup, loop: Loop, folder: RunFol
             loop.policy.sync()
     line = by_step(read_metrics(folder.metrics).lines).get(step)
     metrics = {} if line is None else {k: v for k, v in line.metrics.items() if k.startswith("val/")}
-    info = setup.adapter_info(settings, folder.path.name, step, metrics)
+    info = setup.adapter_info(settings, folder.run_id, step, metrics)
     return export_adapter(loop.policy.model, folder.adapter, info)
 
 
