@@ -56,7 +56,9 @@ def test_a_bare_command_exits_2_and_names_what_is_missing() -> None:
     ("argv", "message"),
     [
         (["alpha=["], "no viable alternative"),
-        (["alpha"], "missing EQUAL"),
+        (["alpha"], "poimen_exp: alpha: got no value, expected KEY=VALUE\n"),
+        (["quickstart"], "quickstart: got no value, expected KEY=VALUE; did you mean +experiment=quickstart?"),
+        (["--steps", "5"], "--steps: no such flag; expected KEY=VALUE, as trainer.total_training_steps=5"),
         (["+experiment=nope"], "experiment: got nope, expected one of dr_grpo, grpo, "),
         (["+experiment=qickstart"], "verl_smoke; did you mean experiment=quickstart?"),
         (["lora=rnk16"], "lora: got rnk16, expected one of rank16, rank32, rank4; did you mean lora=rank16?"),
@@ -127,8 +129,6 @@ def test_each_end_has_its_exit_code(
     assert ("Traceback" in err) == (not isinstance(error, PoimenError | KeyboardInterrupt))
 
 
-def test_a_file_of_an_alpha_sweep_makes_a_sweep_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hydra._internal.hydra import Hydra
 @pytest.mark.parametrize(
     ("more", "way"),
     [([], "poimen resume multirun/quickstart/"), (["--multirun", "alpha=0.9"], "the sweep's command again")],
@@ -166,6 +166,8 @@ def test_ctrl_c_in_a_command_of_poimen_is_told(
     assert capsys.readouterr().err == "poimen: interrupted\n"
 
 
+def test_a_file_of_an_alpha_sweep_makes_a_sweep_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydra._internal.hydra import Hydra
 
     swept: list[list[str]] = []
     monkeypatch.setattr(Hydra, "multirun", lambda *arguments: swept.append(arguments[-1]))
