@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -89,6 +90,13 @@ def _check_solo(cfg: DictConfig) -> Checked:
     from poimen_exp.solo.plan import compile_settings
 
     settings, plan = compile_settings(cfg)
+    if settings.corpus is not None:
+        from poimen_exp.corpus.manifest import require_corpus
+
+        require_corpus(settings.corpus.path)
+    from poimen_exp.solo.policy import pick_device
+
+    pick_device(settings.device)
     keys = typed_keys(resolved(cfg))
     if settings.prompts is not None:
         return _check_prompts(keys, settings, tuple(plan))
@@ -123,6 +131,9 @@ def _check_verl(cfg: DictConfig) -> Checked:
     if keys.corpus.path == MISSING:
         raise Refused(MISSING_CORPUS)
     from poimen_exp.adapters.preflight import check_before_publishing
+    from poimen_exp.corpus.manifest import require_corpus
+
+    require_corpus(Path(keys.corpus.path))
     from poimen_exp.verl_backend.preflight import preflight
     from poimen_exp.verl_backend.reader import open_reader
     from poimen_exp.verl_backend.settings import loss_settings, settings_of
@@ -163,16 +174,22 @@ def run(cfg: DictConfig) -> float | None:
         RunFailed: the run began and could not end well.
     """
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
-    return run_in(cfg, Path(HydraConfig.get().runtime.output_dir)).objective_value
+    hydra = HydraConfig.get()  # its mode is RUN, or in a trial of a sweep MULTIRUN or None
+    return run_in(cfg, Path(hydra.runtime.output_dir), swept=hydra.mode != RunMode.RUN).objective_value
 
 
-def run_in(cfg: DictConfig, path: Path) -> RunResult:
-    """A new run in ``path``, without Hydra: of a file that ``poimen plan --out`` or ``poimen export-verl`` wrote."""
+def run_in(cfg: DictConfig, path: Path, swept: bool = False) -> RunResult:
+    """A new run in ``path``, without Hydra: of a file that ``poimen plan --out`` or ``poimen export-verl`` wrote.
+
+    Args:
+        swept: it is a trial: stopped, it goes on by the command of its sweep.
+    """
     from poimen_exp.tracking.run_folder import RunFolder
 
     checked = check(cfg)
-    with RunFolder.create(path) as folder:
+    with RunFolder.create(path) as folder, _way_on(folder, swept):
         return _train(cfg, checked, folder, resume=False)
 
 
@@ -181,17 +198,37 @@ def resume(path: Path, overrides: Sequence[str] = ()) -> RunResult:
 
     Args:
         overrides: ``key=value`` on top of the run's own configuration, as more steps.
+
+    Raises:
+        Refused: no run lies there, or it was started as another one; nothing of it is touched.
     """
     from poimen_exp.tracking.run_folder import RunFolder
 
     cfg = resumed_config(path, overrides)
-    checked = check(cfg)
-    if checked.solo is not None:
+    found = RunFolder.open(path, "read")
+    _refuse_fewer_steps(cfg, found)
+    if cfg.backend == "solo":
+        from poimen_exp.solo.plan import compile_settings
         from poimen_exp.solo.run import require_same_run
 
-        require_same_run(checked.solo.settings, checked.solo.setup, RunFolder.open(path, "read"))
-    with RunFolder.open(path, "resume") as folder:
+        require_same_run(compile_settings(cfg)[0], None, found)
+    checked = check(cfg)
+    if checked.solo is not None:
+        require_same_run(checked.solo.settings, checked.solo.setup, found)
+    with RunFolder.open(path, "resume") as folder, _way_on(folder):
         return _train(cfg, checked, folder, resume=True)
+
+
+def _refuse_fewer_steps(cfg: DictConfig, folder: RunFolder) -> None:
+    """Refuses a total below the last recorded step, but that of the newest checkpoint: it ends the run there."""
+    total, saved = cfg.trainer.total_training_steps, folder.checkpoint_steps()[-1:]
+    last = max((line.step for line in folder.read_lines()), default=0)
+    if isinstance(total, int) and total < last and total not in saved:  # what is no number the check refuses
+        end = "".join(f", or {step}, the newest checkpoint's, to end there" for step in saved if step < last)
+        raise Refused(
+            f"trainer.total_training_steps: got {total}, but step {last} is in the record of {folder.path}; "
+            f"expected {last} or more{end}"
+        )
 
 
 def resumed_config(path: Path, overrides: Sequence[str]) -> DictConfig:
@@ -234,6 +271,21 @@ def _train(cfg: DictConfig, checked: Checked, folder: RunFolder, resume: bool) -
     if result.status not in GOOD:
         raise RunFailed(f"{folder.path}: the run ended as {result.status!r}; its records and checkpoints are kept")
     return result
+
+
+@contextmanager
+def _way_on(folder: RunFolder, swept: bool = False) -> Iterator[None]:
+    """Ctrl-C ends with where the run stands and how it goes on."""
+    from poimen_exp.tracking.tracker import say_on_stderr
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        steps = [line.step for line in folder.read_lines()]
+        way = "the sweep's command again" if swept else f"poimen resume {_near(folder.path)}"
+        if folder.resolved.is_file():
+            say_on_stderr(f"stopped after step {max(steps, default=0)}; go on with: {way}")
+        raise
 
 
 def _near(path: Path) -> Path:

@@ -21,7 +21,7 @@ class Refused(PoimenError):
 
 
 class CorpusError(Refused):
-    """A corpus that cannot be read as ``poimen.corpus/1``; the message starts with ``file:line``."""
+    """A corpus that cannot be read as ``poimen.corpus/1``; the message starts with ``file:line`` or a missing file."""
 
 
 class RunFailed(PoimenError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +20,12 @@ _NO_TERMINAL = 10_000
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """``1 field``, ``2,000 fields``; ``plural`` where it is not the noun with an s."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def meant(name: str, names: Iterable[str], before: str = "") -> str:
+    """``; did you mean BEFORE and NAME?`` of the name that is spelt alike; nothing where none is."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {before}{near[0]}?" if near else ""
 
 
 def size(count: float) -> str:

@@ -9,7 +9,7 @@ from poimen_exp.adapters.check import check_hashes, mount_check
 from poimen_exp.adapters.files import folder_written_aside
 from poimen_exp.adapters.manifest import CONFIG_NAME, MANIFEST_NAME, WEIGHTS_NAME, read_manifest
 from poimen_exp.adapters.probe import ProbeReport, probe
-from poimen_exp.adapters.registry import Published, Registry, parse_reference
+from poimen_exp.adapters.registry import Published, Registry, check_name, parse_reference
 from poimen_exp.errors import Refused
 
 
@@ -41,7 +41,12 @@ def base_folder(adapter: Path, base: Path | None) -> Path:
 def publish_adapter(
     run: Path, name: str, registry: Registry, base: Path | None = None
 ) -> tuple[Published, ProbeReport]:
-    """Checks, probes and publishes the adapter of a run."""
+    """Checks, probes and publishes the adapter of a run.
+
+    Raises:
+        Refused: the name is none, told before the probe, which takes long; no adapter, or one that cannot be mounted.
+    """
+    check_name(name)
     folder = adapter_folder(run)
     manifest = read_manifest(folder)
     model = base_folder(folder, base)

@@ -26,5 +26,7 @@ def main() -> None:
     except PoimenError as error:
         print(f"poimen: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as end:  # typer makes one of Ctrl-C
+        if end.code == EXIT_INTERRUPTED:
+            print("poimen: interrupted", file=sys.stderr)
+        raise

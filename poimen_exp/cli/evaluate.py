@@ -22,17 +22,18 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure the prompted base beside the adapter, between readers with oracle, fixed and position-only gates."""
+    is_run = (target / "resolved.yaml").is_file()
+    if not is_run:
+        _require_model(target)
+    chosen = adapter if adapter is not None else _own_adapter(target, is_run)
+
     from poimen_exp.evaluation.evaluate import evaluate as measure
     from poimen_exp.evaluation.table import print_evaluation, save_evaluation
     from poimen_exp.solo.plan import compile_settings
     from poimen_exp.solo.setup import gate_setup
 
-    is_run = (target / "resolved.yaml").is_file()
-    if not is_run:
-        _require_model(target)
     settings, _ = compile_settings(_config(target, overrides or [], is_run), placement="report")
     setup = gate_setup(settings.model, settings.gates, settings.corpus, settings.rollout.max_prompt_length)
-    chosen = adapter if adapter is not None else _own_adapter(target, is_run)
     result = measure(settings, setup, chosen, split, samples, lambda line: typer.echo(line, err=True))
     if is_run:
         typer.echo(f"written to {save_evaluation(result, target)}", err=True)

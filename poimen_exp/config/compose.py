@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from poimen_exp.config.keys import check_keys, is_known, unknown_key
-from poimen_exp.config.paths import conf_dir
+from poimen_exp.config.paths import conf_dir, experiments
 from poimen_exp.errors import Refused
+from poimen_exp.wording import meant
 
 CONFIG_NAME = "config"
 
@@ -33,12 +33,14 @@ def compose_config(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def hydra_message(error: BaseException) -> str:
-    """What Hydra says, with the cause where it keeps that apart; of a group's unknown option, what was meant."""
+    """What Hydra says, with the cause that it keeps apart; of an unknown option or a bare word, what was meant."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.removesuffix(".yaml").rpartition("/")
-        near = difflib.get_close_matches(name, error.options, n=1)
-        meant = f"; did you mean {group}={near[0]}?" if near else ""
-        return f"{group}: got {name}, expected one of {', '.join(error.options)}{meant}"
+        near = meant(name, error.options, f"{group}=")
+        return f"{group}: got {name}, expected one of {', '.join(error.options)}{near}"
+    if isinstance(error, OverrideParseException) and "=" not in error.override:
+        near = meant(error.override, experiments(), "+experiment=")
+        return f"{error.override}: got no value, expected KEY=VALUE{near}"
     cause = error.__cause__
     lines = [str(error)] + ([str(cause)] if isinstance(cause, OmegaConfBaseException) else [])
     return "\n".join(dict.fromkeys(line for line in lines if line))

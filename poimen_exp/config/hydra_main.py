@@ -63,7 +63,12 @@ def run(argv: Sequence[str], check: Check, task: Task) -> None:
         task: called inside the run folder; in a sweep once for every trial.
     """
     parser = get_args_parser()
-    args = parser.parse_intermixed_args(list(argv))  # flags may stand between overrides
+    args, unknown = parser.parse_known_intermixed_args(list(argv))  # flags may stand between overrides
+    if unknown:
+        raise Refused(
+            f"{' '.join(unknown)}: no such flag; expected KEY=VALUE, as trainer.total_training_steps=5; --help lists "
+            "the groups, --cfg job the keys, --hydra-help Hydra's flags"
+        )
     if args.help:
         print(help_text())
         return

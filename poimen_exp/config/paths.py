@@ -23,6 +23,11 @@ def conf_dir() -> Path:
     )
 
 
+def experiments() -> list[str]:
+    """Names of the packaged experiments, in alphabetical order."""
+    return sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+
+
 def verl_config_dir() -> Path:
     """The folder ``verl/trainer/config``. verl is not imported: that takes eight seconds."""
     spec = importlib.util.find_spec("verl")

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from poimen_exp.corpus.contract import Agreement, Chunking, LabelBlock, check_block, read_block
-from poimen_exp.errors import CorpusError
+from poimen_exp.errors import CorpusError, Refused
 
 SCHEMA = "poimen.manifest/1"
 LabelStatus = Literal["constructed", "measured", "unmeasured"]
@@ -63,7 +63,7 @@ class ManifestText:
             self.raw = path.read_bytes()
         except FileNotFoundError:
             raise CorpusError(
-                f"{path}:1: not found; a corpus is a folder with a manifest.json and *.jsonl files (docs/corpora.md)"
+                f"{path}: not found; a corpus is a folder with a manifest.json and *.jsonl files (docs/corpora.md)"
             ) from None
         except NotADirectoryError:
             raise CorpusError(
@@ -124,8 +124,7 @@ def load_manifest(
     Raises:
         CorpusError: with the reason, at the manifest's line.
     """
-    path = Path(path)
-    text = ManifestText(path / "manifest.json" if path.is_dir() or path.suffix != ".json" else path)
+    text = ManifestText(_manifest_file(Path(path)))
     value = text.parse()
     if value.get("schema") != SCHEMA:
         raise text.error(("schema",), f"schema: got {value.get('schema')!r}, expected {SCHEMA!r}")
@@ -149,6 +148,19 @@ def load_manifest(
         label_status=status,
         unmeasured=reasons,
     )
+
+
+def require_corpus(path: Path) -> None:
+    """Refuses a ``corpus.path`` that holds no manifest; nothing is read, so that it can come first."""
+    if not _manifest_file(path).is_file():
+        raise Refused(
+            f"corpus.path={path}: no manifest.json there; expected a folder with a manifest.json and *.jsonl files "
+            "(docs/corpora.md; +experiment=quickstart ships one)"
+        )
+
+
+def _manifest_file(path: Path) -> Path:
+    return path / "manifest.json" if path.is_dir() or path.suffix != ".json" else path
 
 
 def _files(text: ManifestText, value: object) -> tuple[ManifestFile, ...]:

@@ -121,6 +121,8 @@ def _hint(message: str) -> str:
         return ' (ids are strings: write 1 as "1")'
     if "missing required field `evidence`" in message or "missing required field `answers`" in message:
         return " (write null where there is none)"
+    if message.endswith("at `$.type`"):
+        return " (expected document or trajectory)"
     return ""
 
 

@@ -13,11 +13,11 @@ from yaml import YAMLError
 
 from poimen_exp.config.compose import compose_config, override
 from poimen_exp.config.keys import check_keys, flat, suggestion, unknown_paths
-from poimen_exp.config.paths import conf_dir
+from poimen_exp.config.paths import experiments
 from poimen_exp.config.schema import own_keys
 from poimen_exp.config.tree import MISSING, verl_tree, walk
 from poimen_exp.errors import Refused
-from poimen_exp.wording import counted
+from poimen_exp.wording import counted, meant
 
 _ENGINE = "actor_rollout_ref.rollout.name"
 FILL_IN = "fill_in"
@@ -73,9 +73,9 @@ def example_source(name: str, overrides: Sequence[str] = ()) -> Source:
     Raises:
         Refused: there is no such experiment; the message lists those that there are.
     """
-    names = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+    names = experiments()
     if name not in names:
-        raise Refused(f"--example: got {name}, expected one of {', '.join(names)}")
+        raise Refused(f"--example: got {name}, expected one of {', '.join(names)}{meant(name, names, '--example ')}")
     line = f"+experiment={name}"
     cfg = compose_config([line, *overrides])
     raw, defaults = flat(cfg), verl_tree().leaves

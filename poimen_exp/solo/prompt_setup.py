@@ -17,7 +17,7 @@ from poimen_exp.solo.prompt_task import PromptTask
 from poimen_exp.solo.prompts import PromptRules, PromptSet, read_prompts
 from poimen_exp.solo.rewards import RewardProvider, custom_function, exact_answer, target_length, verl_scorer
 from poimen_exp.solo.settings import RewardSettings, SoloSettings
-from poimen_exp.solo.setup import Prepared, require_model_folder
+from poimen_exp.solo.setup import Prepared, require_model_folder, task_identity
 from poimen_exp.solo.task import Task
 
 
@@ -40,8 +40,7 @@ class PromptSetup:
         return {
             "data": f"train {self.train.sha256}, val {self.val.sha256}",
             "reward": self.reward.identity,
-            "algorithm": repr(settings.algorithm),
-        }
+        } | task_identity(settings)
 
     def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Prepared:
         """The adapter weights that KL is measured against: the frozen base, as verl has it under LoRA."""

@@ -18,7 +18,7 @@ from poimen_exp.solo.policy import Policy, keep_freed_memory, pick_device
 from poimen_exp.solo.reference import named_adapter
 from poimen_exp.solo.seeds import seed_everything
 from poimen_exp.solo.settings import OptimSettings, SoloSettings
-from poimen_exp.solo.setup import Setup, require_full_batch
+from poimen_exp.solo.setup import Setup, require_full_batch, task_identity
 from poimen_exp.solo.update import Updater
 from poimen_exp.tracking.metrics_log import by_step, read_metrics
 from poimen_exp.tracking.result import RunResult
@@ -140,17 +140,24 @@ def newest_checkpoint(folder: RunFolder, say: Say) -> LoadedCheckpoint | None:
 
 def run_identity(settings: SoloSettings, setup: Setup) -> dict[str, str]:
     """What must not change between the parts of one run."""
-    identity = setup.identity(settings) | {
-        "model": base_model_sha256(settings.model.path),
+    identity = setup.identity(settings) | _settings_identity(settings)
+    identity["model"] = base_model_sha256(settings.model.path)
+    if settings.reference is not None:
+        identity["reference"] = sha256_of_file(settings.reference / WEIGHTS_NAME)
+    if settings.critic is not None:
+        identity["critic"] = f"{base_model_sha256(settings.critic.path)}, rank {settings.critic.lora_rank}"
+    return identity
+
+
+def _settings_identity(settings: SoloSettings) -> dict[str, str]:
+    """The part of it that no file is read for."""
+    identity = task_identity(settings) | {
         "seed": str(settings.seed),
         "lora": f"rank {settings.model.lora_rank}, alpha {settings.model.lora_alpha}",
         "optimizer": _fixed_optimizer(settings.optim),
         "batch": f"{settings.step.train_batch_size} prompts",  # a step's place in the data is counted in batches
     }
-    if settings.reference is not None:
-        identity["reference"] = sha256_of_file(settings.reference / WEIGHTS_NAME)
     if settings.critic is not None:
-        identity["critic"] = f"{base_model_sha256(settings.critic.path)}, rank {settings.critic.lora_rank}"
         identity["critic optimizer"] = _fixed_optimizer(settings.critic.optim)
     return identity
 
@@ -160,12 +167,24 @@ def _fixed_optimizer(optim: OptimSettings) -> str:
     return f"lr {optim.lr!r}, weight decay {optim.weight_decay!r}, betas {optim.betas!r}"
 
 
-def require_same_run(settings: SoloSettings, setup: Setup, folder: RunFolder) -> None:
-    """Refuses to go on with a run as another one, before anything of it is touched."""
+def require_same_run(settings: SoloSettings, setup: Setup | None, folder: RunFolder) -> None:
+    """Refuses to go on with a run as another one, before anything of it is touched.
+
+    Args:
+        setup: None leaves out what its files decide: what the settings refuse need not wait for them.
+
+    Raises:
+        Refused: what differs, then and now.
+    """
     steps = folder.checkpoint_steps()
-    if steps:
-        saved = load_progress(folder.checkpoint(steps[-1]))[1]
+    if not steps:
+        return
+    saved = load_progress(folder.checkpoint(steps[-1]))[1]
+    if setup is not None:
         _require_same(saved, run_identity(settings, setup), folder)
+        return
+    now = _settings_identity(settings)
+    _require_same({key: value for key, value in saved.items() if key in now}, now, folder)
 
 
 def _require_same(saved: Mapping[str, str], now: Mapping[str, str], folder: RunFolder) -> None:
@@ -190,7 +209,7 @@ def export_best(settings: SoloSettings, setup: Setup, loop: Loop, folder: RunFol
             loop.policy.sync()
     line = by_step(read_metrics(folder.metrics).lines).get(step)
     metrics = {} if line is None else {k: v for k, v in line.metrics.items() if k.startswith("val/")}
-    info = setup.adapter_info(settings, folder.path.name, step, metrics)
+    info = setup.adapter_info(settings, folder.run_id, step, metrics)
     return export_adapter(loop.policy.model, folder.adapter, info)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from poimen_exp.adapters.manifest import AdapterInfo
 from poimen_exp.config.schema import MISSING_CORPUS
 from poimen_exp.corpus import Corpus, open_corpus
+from poimen_exp.corpus.manifest import require_corpus
 from poimen_exp.errors import Refused
 from poimen_exp.gates.codec import HfCodec
 from poimen_exp.gates.protocol import GateProtocol
@@ -57,7 +58,7 @@ class GateSetup:
 
     def identity(self, settings: SoloSettings) -> dict[str, str]:
         """What must not change between the parts of one run, beside model and seed."""
-        return {"corpus": self.corpus.sha256, "alpha": repr(settings.alpha)}
+        return {"corpus": self.corpus.sha256} | task_identity(settings)
 
     def prepare(self, settings: SoloSettings, policy: Policy, say: Callable[[str], None]) -> Prepared:
         """Warm start of a new run; the adapter weights that KL is measured against: where the run began."""
@@ -147,6 +148,7 @@ def gate_setup(
     """
     if corpus is None:
         raise Refused(f"{MISSING_CORPUS} (a run of single-turn prompts has no gates)")
+    require_corpus(corpus.path)
     require_model_folder(model.path)
     codec = load_codec(model.path)
     protocol = GateProtocol(codec, gates.layout, gates.wording, gates.memory_tokens)
@@ -156,6 +158,13 @@ def gate_setup(
         return fixed + len(codec.encode_plain(question)) + len(codec.encode_plain(chunk))
 
     return GateSetup(codec, protocol, open_corpus(corpus, codec, prompt_tokens, max_prompt_length))
+
+
+def task_identity(settings: SoloSettings) -> dict[str, str]:
+    """What of the task must not change between the parts of one run and stands in its settings."""
+    if settings.corpus is not None:
+        return {"alpha": repr(settings.alpha)}
+    return {"algorithm": repr(settings.algorithm)}
 
 
 def require_full_batch(settings: SoloSettings, tasks: int) -> None:

@@ -90,6 +90,14 @@ class RunFolder:
             folder.result.rename(free_name(folder.recovery_tails, "result.json"))
         return folder
 
+    @property
+    def run_id(self) -> str:
+        """Finds the run again: its path below ``multirun/``; elsewhere the folder's name, the last two of a number."""
+        parts = self.path.parts
+        if "multirun" in parts[:-1]:
+            return "/".join(parts[len(parts) - parts[::-1].index("multirun") :])
+        return "/".join(parts[-2:] if self.path.name.isdigit() else parts[-1:])
+
     def checkpoint(self, step: int) -> Path:
         """Folder of a step's checkpoint; complete when its ``manifest.json`` is there."""
         return self.checkpoints / f"global_step_{step}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -16,6 +15,7 @@ from poimen_exp.tracking.settings import TrackingSettings
 from poimen_exp.tracking.trajectories import RolloutRecord, write_trajectories
 from poimen_exp.tracking.wandb_copy import WandbCopy
 from poimen_exp.tracking.wandb_online import require_online
+from poimen_exp.wording import counted
 
 Listener = Callable[[MetricLine], None]
 """Told of every line after it was recorded: the progress line, a test."""
@@ -24,6 +24,10 @@ Listener = Callable[[MetricLine], None]
 def say_on_stderr(sentence: str) -> None:
     """Prints a sentence about the run where it does not mix with its results."""
     print(sentence, file=sys.stderr, flush=True)
+
+
+_MOVED_NAMED = 8
+"""Files named one by one when a resumed run moves them away."""
 
 
 class Tracker:
@@ -36,7 +40,7 @@ class Tracker:
         folder: of the run; its lock should be held.
         config: the resolved configuration, plain values.
         listeners: told of every recorded line.
-        say: where sentences go (a repaired log, W&B lost).
+        say: where sentences go (a repaired log, files moved away, W&B lost).
 
     Raises:
         Refused: ``tracking.wandb=online`` and W&B cannot be reached with this machine's key.
@@ -53,7 +57,7 @@ class Tracker:
         if settings.wandb == "online":
             require_online()
         self.folder, self.settings = folder, settings
-        self._listeners, self._finished = tuple(listeners), False
+        self._listeners, self._finished, self._say = tuple(listeners), False, say
         self.record = MetricsLog(folder.metrics, say=say)
         self._wandb: WandbCopy | None = None
         if settings.wandb != "disabled":
@@ -86,9 +90,14 @@ class Tracker:
         """Length of the record: what a checkpoint stores, and ``rewind`` takes."""
         return self.record.position
 
-    def rewind(self, step: int, metrics_bytes: int) -> tuple[Path, ...]:
-        """Brings the records back to a checkpoint before the run goes on; see ``RunFolder.rewind``."""
-        return self.folder.rewind(self.record, step, metrics_bytes)
+    def rewind(self, step: int, metrics_bytes: int) -> None:
+        """Brings the records back to a checkpoint before the run goes on, and tells what moved; see ``RunFolder``."""
+        moved = [path.name for path in self.folder.rewind(self.record, step, metrics_bytes)]
+        if moved:
+            late = f"steps behind step {step}" if step >= 0 else "all steps"
+            more = f" and {len(moved) - _MOVED_NAMED} more" if len(moved) > _MOVED_NAMED else ""
+            names = ", ".join(moved[:_MOVED_NAMED]) + more
+            self._say(f"{counted(len(moved), 'file')} of {late} moved to {self.folder.recovery_tails}: {names}")
 
     def describe(self, provenance: Provenance) -> None:
         """Writes ``provenance.json`` and copies it to W&B; unmeasured labels become a tag there too."""

@@ -36,7 +36,7 @@ def export_best(cfg: DictConfig, settings: VerlSettings, reader: Reader, progres
         corpus_id=corpus.corpus_id,
         corpus_sha256=corpus.sha256,
         label_status=corpus.label_status,
-        run_id=folder.path.name,
+        run_id=folder.run_id,
         step=step,
         metrics={} if line is None else {k: v for k, v in line.metrics.items() if k.startswith("val/")},
     )

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from poimen_exp import app
+from poimen_exp import app, cli
 from poimen_exp.__main__ import main
 from poimen_exp.config import hydra_main
 from poimen_exp.errors import PoimenError, Refused, RunFailed
+from poimen_exp.tracking.metrics_log import MetricsLog
+from poimen_exp.tracking.run_folder import RunFolder
 
 HEAVY = ("torch", "verl", "transformers", "wandb", "optuna", "ray", "peft")
 
@@ -68,7 +70,9 @@ def test_a_bare_command_exits_2_and_names_what_is_missing() -> None:
     ("argv", "message"),
     [
         (["alpha=["], "no viable alternative"),
-        (["alpha"], "missing EQUAL"),
+        (["alpha"], "poimen_exp: alpha: got no value, expected KEY=VALUE\n"),
+        (["quickstart"], "quickstart: got no value, expected KEY=VALUE; did you mean +experiment=quickstart?"),
+        (["--steps", "5"], "--steps: no such flag; expected KEY=VALUE, as trainer.total_training_steps=5"),
         (["+experiment=nope"], "experiment: got nope, expected one of dr_grpo, grpo, "),
         (["+experiment=qickstart"], "verl_smoke; did you mean experiment=quickstart?"),
         (["lora=rnk16"], "lora: got rnk16, expected one of rank16, rank32, rank4; did you mean lora=rank16?"),
@@ -139,6 +143,43 @@ def test_each_end_has_its_exit_code(
     assert ("Traceback" in err) == (not isinstance(error, PoimenError | KeyboardInterrupt))
 
 
+@pytest.mark.parametrize(
+    ("more", "way"),
+    [([], "poimen resume multirun/quickstart/"), (["--multirun", "alpha=0.9"], "the sweep's command again")],
+    ids=["run", "sweep"],
+)
+def test_ctrl_c_says_where_the_run_stands_and_how_it_goes_on(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str], way: str
+) -> None:
+    def interrupted(_cfg: DictConfig, _checked: object, folder: RunFolder, resume: bool) -> None:  # noqa: ARG001
+        folder.write_resolved("alpha: 0.9")
+        log = MetricsLog(folder.metrics)
+        for step in (0, 1, 2):
+            log.append(step, {"update/skipped": 0.0}, {"update/skipped": 2})
+        log.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "check", lambda _: None)
+    monkeypatch.setattr(app, "_train", interrupted)
+    assert main(["+experiment=quickstart", *more]) == 130
+    err = capfd.readouterr().err
+    assert f"stopped after step 2; go on with: {way}" in err
+    assert err.endswith("poimen_exp: interrupted\n")
+
+
+def test_ctrl_c_in_a_command_of_poimen_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "resume", interrupted)
+    monkeypatch.setattr(sys, "argv", ["poimen", "resume", "run"])
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert capsys.readouterr().err == "poimen: interrupted\n"
+
+
 def test_a_file_of_an_alpha_sweep_makes_a_sweep_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     from hydra._internal.hydra import Hydra
 
@@ -153,11 +194,10 @@ def test_a_file_of_an_alpha_sweep_makes_a_sweep_without_the_flag(monkeypatch: py
 def test_plan_command_prints_json_and_exits_0_for_the_quickstart() -> None:
     from typer.testing import CliRunner
 
-    from poimen_exp.cli import app as cli
     from poimen_exp.config.compose import compose_config
 
     Path("run.yaml").write_text(OmegaConf.to_yaml(compose_config(["+experiment=quickstart"]), resolve=True))
-    done = CliRunner().invoke(cli, ["plan", "run.yaml", "trainer.save_freq=5", "--json"])
+    done = CliRunner().invoke(cli.app, ["plan", "run.yaml", "trainer.save_freq=5", "--json"])
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert data["refused"] == []

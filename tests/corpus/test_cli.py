@@ -50,7 +50,7 @@ def test_check_exits_with_2_and_lists_problems(tmp_path: Path) -> None:
     assert json.loads(result.output)["n_problems"] == 3
     result = RUNNER.invoke(app, ["corpus", "check", str(tmp_path)])
     assert result.exit_code == 2
-    assert "manifest.json:1: not found" in result.output
+    assert "manifest.json: not found" in result.output
     file = folder / "corpus.jsonl"
     result = RUNNER.invoke(app, ["corpus", "check", str(file)])
     assert result.exit_code == 2

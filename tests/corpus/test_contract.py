@@ -189,7 +189,7 @@ def test_a_manifest_that_is_not_json_is_refused(tmp_path: Path, text: bytes, mes
 
 
 def test_a_missing_manifest_is_refused_with_what_a_corpus_is(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"manifest\.json:1: not found; a corpus is a folder"):
+    with pytest.raises(CorpusError, match=r"manifest\.json: not found; a corpus is a folder"):
         load_manifest(tmp_path)
 
 

@@ -75,7 +75,7 @@ def test_the_line_in_a_message_is_the_physical_one(tmp_path: Path) -> None:
         (b'{"type":"trajectory","trajectory_id":"\xff"}', "not one JSON object in UTF-8: Invalid UTF-8"),
         (b"\x00\x00", "not one JSON object in UTF-8: "),
         (b"{} {}", "Object missing required field `type`"),
-        (b'{"type":"chapter"}', "Invalid value 'chapter' - at `$.type`"),
+        (b'{"type":"chapter"}', "Invalid value 'chapter' - at `$.type` (expected document or trajectory)"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not read: nested too deeply"),
         (b'{"type":"document","document_id":1,"project":"p","units":[]}', 'write 1 as "1"'),
         (b'{"type":"document","document_id":"d","project":"p","units":[]}', "document 'd' has no text"),

@@ -107,7 +107,9 @@ def test_nothing_to_plan_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert poimen(monkeypatch, "plan") == 2
     assert "expected a YAML file, or --example NAME" in capsys.readouterr().err
     assert poimen(monkeypatch, "plan", "--example", "papr") == 2
-    assert "--example: got papr, expected one of" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "--example: got papr, expected one of" in said
+    assert said.endswith("; did you mean --example paper?\n")
 
 
 def test_the_local_configuration_of_a_plan_runs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +129,16 @@ def test_fixed_gates_have_the_accuracies_they_must_have(framed: Any) -> None:
         assert (total["count"], total["counts"], total["resampled"]) == (12, "trajectories", "tasks")
 
 
-def test_a_run_without_its_adapter_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_its_adapter_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from omegaconf import OmegaConf
 
     from poimen_exp.config.compose import compose_config
 
     cfg = compose_config(["+experiment=quickstart"])
     (tmp_path / "resolved.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    monkeypatch.setitem(sys.modules, "poimen_exp.evaluation.evaluate", None)  # importing it would be an ImportError
     done = CliRunner().invoke(app, ["eval", str(tmp_path)])
     assert isinstance(done.exception, Refused)
     assert "has no adapter yet" in str(done.exception)

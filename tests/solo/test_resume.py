@@ -10,10 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from poimen_exp import app
+from poimen_exp.adapters.manifest import read_manifest
 from poimen_exp.config.compose import compose_config
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.solo.run import extended
 from poimen_exp.tracking.metrics_log import read_metrics
+from poimen_exp.tracking.run_folder import RunFolder
 
 from .run_support import SMALL, run, small_corpus, small_settings
 
@@ -28,7 +30,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps without a stop. An epoch has three steps: the middle of the run is the end of one."""
-    folder = tmp_path_factory.mktemp("runs") / "straight"
+    folder = tmp_path_factory.mktemp("runs") / "multirun" / "straight" / "0"
     run(small_settings(corpus, "trainer.total_training_steps=6"), folder)
     return folder
 
@@ -104,27 +106,57 @@ def test_another_alpha_is_refused_on_resume(corpus: Path, straight: Path, tmp_pa
         run(small_settings(corpus, "trainer.total_training_steps=7", "alpha=0.5"), other, resume=True)
 
 
+def resumable(straight: Path, folder: Path, corpus: Path) -> Path:
+    """A copy of a run that was started by the command line."""
+    shutil.copytree(straight, folder)
+    seed = small_settings(corpus).corpus.split_seed
+    cfg = compose_config([*SMALL, f"corpus.path={corpus}", f"corpus.split_seed={seed}", "tracking=none"])
+    (folder / "resolved.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    return folder
+
+
+def unchecked(_: object) -> None:
+    raise AssertionError("the check was reached")
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
         ("actor_rollout_ref.actor.optim.lr=0.5", "another optimizer: .*lr 0.002.* then, lr 0.5"),
         ("actor_rollout_ref.actor.optim.weight_decay=0.3", "another optimizer"),
         ("data.train_batch_size=8", "another batch: batch: 4 prompts then, 8 prompts now"),
+        ("alpha=0.5", "another alpha: alpha: 0.9 then, 0.5 now"),
+        ("trainer.total_training_steps=5", "got 5, but step 6 is in the record of .*; expected 6 or more$"),
     ],
 )
 def test_a_resume_that_could_not_have_its_way_is_refused_and_leaves_the_run_as_it_was(
-    corpus: Path, straight: Path, tmp_path: Path, override: str, named: str
+    corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, named: str
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(straight, other)
-    seed = small_settings(corpus).corpus.split_seed
-    cfg = compose_config([*SMALL, f"corpus.path={corpus}", f"corpus.split_seed={seed}", "tracking=none"])
-    (other / "resolved.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    other = resumable(straight, tmp_path / "other", corpus)
+    monkeypatch.setattr(app, "check", unchecked)  # model and corpus are not waited for
     (other / "result.json").write_text("{}")
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     with pytest.raises(Refused, match=named):
         app.resume(other, ["trainer.total_training_steps=7", override])
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 6])
+def test_a_run_is_ended_at_its_newest_checkpoint_or_behind_its_record_and_nowhere_between(
+    corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    killed = resumable(straight, tmp_path / "killed", corpus)
+    monkeypatch.setattr(RunFolder, "checkpoint_steps", lambda _: (1, 4))  # as a longer save_freq leaves them
+    monkeypatch.setattr(app, "check", unchecked)
+    monkeypatch.setattr("poimen_exp.solo.run.require_same_run", lambda *_: None)
+    taken = steps in (4, 6)
+    refused = r"step 6 is in the record of .*; expected 6 or more, or 4, the newest checkpoint's, to end there$"
+    with pytest.raises(AssertionError if taken else Refused, match="was reached" if taken else refused):
+        app.resume(killed, [f"trainer.total_training_steps={steps}"])
+
+
+def test_an_adapter_names_the_run_that_it_is_of(straight: Path) -> None:
+    assert read_manifest(straight / "adapter").run_id == "straight/0"
 
 
 def test_a_damaged_manifest_is_named(corpus: Path, straight: Path, tmp_path: Path) -> None:

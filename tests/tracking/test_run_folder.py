@@ -175,6 +175,20 @@ def test_rewinding_takes_back_lines_rollouts_and_checkpoints_and_keeps_them(tmp_
     assert all(path.exists() for path in kept)
 
 
+@pytest.mark.parametrize(
+    ("path", "run_id"),
+    [
+        ("work/multirun/quickstart/2026-11-30_06-57-24-924915/0", "quickstart/2026-11-30_06-57-24-924915/0"),
+        ("multirun/old/multirun/new/1", "new/1"),
+        ("work/short", "short"),
+        ("work/sweep/12", "sweep/12"),
+        ("work/multirun", "multirun"),
+    ],
+)
+def test_a_run_id_finds_the_run(tmp_path: Path, path: str, run_id: str) -> None:
+    assert RunFolder(tmp_path / path, None).run_id == run_id
+
+
 def test_a_checkpoint_counts_when_its_manifest_is_there(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path) as folder:
         for step in (10, 9, 2):

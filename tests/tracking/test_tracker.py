@@ -122,6 +122,32 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run_and_drops_no_row(tmp_path: 
     assert [line.step for line in read_metrics(folder.metrics).lines] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("step", "last", "said"),
+    [
+        (1, 3, "3 files of steps behind step 1 moved to {}: metrics-from-step-2.jsonl, {}"),
+        (-1, 7, "8 files of all steps moved to {}: metrics-from-step-0.jsonl, {}"),
+        (-1, 9, "10 files of all steps moved to {}: metrics-from-step-0.jsonl, {} and 2 more"),
+    ],
+    ids=["to-a-checkpoint", "to-the-beginning", "many"],
+)
+def test_what_a_resumed_run_moves_away_is_told_in_one_line(tmp_path: Path, step: int, last: int, said: str) -> None:
+    told: list[str] = []
+    folder = RunFolder.create(tmp_path)
+    with folder, Tracker(folder, DISABLED, {}, say=told.append) as tracker:
+        tracker.log(1, {TRAIN: 0.1}, {TRAIN: 16})
+        offset = tracker.metrics_bytes if step == 1 else 0
+        tracker.log(2, {TRAIN: 0.1}, {TRAIN: 16})
+        folder.trajectories.mkdir()
+        for number in range(1, last + 1):
+            folder.trajectory_file(number).touch()
+        tracker.rewind(step, offset)
+        tracker.rewind(step, offset)  # nothing is left to move, nothing to tell
+    late = range(max(step, 0) + 1, min(last, 7) + 1)  # with the metrics eight names at most
+    names = ", ".join(f"trajectories-step_{number}.jsonl" for number in late)
+    assert told == [said.format(folder.recovery_tails, names)]
+
+
 @pytest.mark.usefixtures("wandb_home")
 def test_wandb_that_fails_in_the_middle_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb

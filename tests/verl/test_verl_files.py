@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from poimen_exp.adapters.manifest import AdapterInfo
 from poimen_exp.errors import Refused, RunFailed
 from poimen_exp.solo.checkpoint import Progress
 from poimen_exp.tracking.run_folder import RunFolder
+from poimen_exp.verl_backend import adapter
 from poimen_exp.verl_backend.checkpoint import complete, newest
 from poimen_exp.verl_backend.dataset import GateDataset
 from poimen_exp.verl_backend.export import lora_tensors
+from poimen_exp.verl_backend.settings import settings_of
 
 
 def test_a_row_names_its_task_and_holds_none_of_its_text() -> None:
@@ -53,6 +58,17 @@ def test_a_run_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path) -> No
     assert point is not None
     assert (point.path.name, point.metrics_bytes) == ("global_step_4", 104)
     assert point.progress == Progress(step=4, best_step=1, best_value=0.5)
+
+
+def test_an_adapter_names_the_run_that_it_is_of(
+    smoke: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = SimpleNamespace(corpus_id="logs", sha256="ab" * 32, label_status="constructed")
+    exported: list[AdapterInfo] = []
+    monkeypatch.setattr(adapter, "export_checkpoint", lambda _actor, _folder, info: exported.append(info))
+    cfg, folder = smoke(), RunFolder(tmp_path / "multirun/verl_smoke/monday/0", None)
+    adapter.export_best(cfg, settings_of(cfg), SimpleNamespace(corpus=corpus), Progress(step=2, best_step=2), folder)
+    assert [info.run_id for info in exported] == ["verl_smoke/monday/0"]
 
 
 def test_without_a_complete_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
