@@ -186,10 +186,10 @@ def steps_per_epoch(leaves: Leaves) -> int:
         )
     try:
         rows = train_rows(leaves)
-    except Refused:  # why: under the keys of the files
+    except Refused as error:
         raise Refused(
             "expected Parquet files that can be read as data.train_files: their rows and trainer.total_epochs give the "
-            "steps; set the files, or trainer.total_training_steps to a number"
+            f"steps; set the files, or trainer.total_training_steps to a number ({error})"
         ) from None
     return rows // int(r.whole(1)(leaves["data.train_batch_size"], leaves))
 
