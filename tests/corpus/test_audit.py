@@ -193,14 +193,16 @@ def test_too_little_to_say_is_not_ok(tmp_path: Path) -> None:
     unasked = audit(report, "answer in evidence-free chunks")
     assert (unasked.shown, unasked.verdict) == ("not asked", "-")
     assert audit(report, "never").verdict == "ok"
-    # Two projects have no interval, however many chunks they have.
-    rows = [labelled(f"t{n}", f"p{n % 2}", [n % 3 == 0, n % 5 == 0, True]) for n in range(60)]
-    two = audit(check(write(tmp_path / "two", rows), test_fraction=0.0), "position leak: evidence")
-    assert two.shown == "too few to say: 180 chunks, 2 projects"
     # One chunk each: all are at one place, however many there are.
     rows = [labelled(f"t{n}", f"p{n % 4}", [n % 3 == 0]) for n in range(100)]
     one = audit(check(write(tmp_path / "one", rows)), "position leak: evidence")
     assert one.shown == "undefined (one class, or one place): 100 chunks, 4 projects"
+
+
+def test_two_projects_have_no_interval_and_their_leak_is_warned_about(tmp_path: Path) -> None:
+    rows = [labelled(f"t{n}", f"p{n % 2}", [False, False, True]) for n in range(60)]
+    two = audit(check(write(tmp_path / "two", rows), test_fraction=0.0), "position leak: evidence")
+    assert (two.shown, two.verdict) == ("AUROC 1.000 without an interval, 180 chunks, 2 projects", "warning")
 
 
 def test_least_median_and_most_are_named(tmp_path: Path) -> None:

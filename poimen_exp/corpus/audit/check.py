@@ -160,7 +160,8 @@ def _auroc_text(result: Auroc) -> str:
     if result.value is None:
         return f"{'undefined (one class, or one place)' if result.uniform else 'too few to say'}: {size}"
     chance = "" if result.by_chance is None else f", random places {result.by_chance:.3f}"
-    return f"AUROC {result.value:.3f} [{result.low:.3f}, {result.high:.3f}] 95 %{chance}, {size}"
+    interval = " without an interval" if result.low is None else f" [{result.low:.3f}, {result.high:.3f}] 95 %"
+    return f"AUROC {result.value:.3f}{interval}{chance}, {size}"
 
 
 def _share(name: str, part: int, whole: int, limit: float, meaning: str) -> Audit:

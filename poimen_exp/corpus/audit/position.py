@@ -15,7 +15,6 @@ EXIT_MARGIN = 0.05
 """Exit is the last of several pieces of evidence, which is late by nature: only more than that is a leak."""
 MAX_CHUNKS = 300_000
 _FOLDS, _RESAMPLES, _LEAVES = 5, 500, 48
-_MIN_PROJECTS = 3
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Auroc:
     """Area under the ROC curve of a reader that sees positions only; None where it is undefined or unknown.
 
     Attributes:
-        low, high: 95 % interval, projects drawn with replacement.
+        low, high: 95 % interval, projects drawn with replacement; None below three projects.
         by_chance: exit only: the mean for evidence put at random places of each trajectory.
         beyond_chance: exit only: ``value`` is above all of these random placements and 0.05 above their mean.
         chunks: labelled chunks that were looked at, of ``known`` that there are.
@@ -47,7 +46,7 @@ def position_leak(facts: Facts, gate: str, seed: int = 0) -> Auroc:
 
     A decision tree is fitted to the other projects' chunks (5 folds) and scores those of the held-out ones; pairs are
     compared within a fold. Corpora over ``MAX_CHUNKS`` chunks are judged by a sample of trajectories. Unknown
-    below three projects, or where no tree has two leaves.
+    of one project, or where no tree has two leaves.
     """
     known = int(np.count_nonzero(_labels(facts, gate) >= 0))
     facts = _sampled(facts, known, seed)
@@ -105,7 +104,7 @@ def _pair_table(
     y = labels[rows]
     _, project = np.unique(facts.project[facts.chunk_task[rows]], return_inverse=True)
     n_projects = int(project.max()) + 1 if len(project) else 0
-    if n_projects < _MIN_PROJECTS or len(np.unique(y)) < 2:
+    if n_projects < 2 or len(np.unique(y)) < 2:
         return None
     x = np.stack(facts.at(rows), 1)
     folds = min(_FOLDS, n_projects)
@@ -134,9 +133,13 @@ def _area(positives: npt.NDArray[Any], negatives: npt.NDArray[Any]) -> float:
     return float(right / pairs) if pairs else float("nan")
 
 
-def _interval(table: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], seed: int) -> tuple[float, float]:
+def _interval(
+    table: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], seed: int
+) -> tuple[float | None, float | None]:
     positives, negatives = table
     n_projects = len(positives)
+    if n_projects < 3:
+        return None, None
     rng = np.random.default_rng(seed)
     areas = []
     for _ in range(_RESAMPLES):
