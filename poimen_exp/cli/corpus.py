@@ -301,6 +301,9 @@ def convert(
     mapping: Annotated[list[str] | None, typer.Option("--map", help="jsonl: field=path, repeated.")] = None,
     tokens: Annotated[float, typer.Option(help="hotpotqa, musique: size of a pooled document.")] = 23_000,
     projects: Annotated[int, typer.Option(min=1, metavar="<int>", help="hotpotqa, musique: keys of the split.")] = 10,
+    documents: Annotated[
+        int, typer.Option(min=1, metavar="<int>", help="hotpotqa, musique: documents a question.")
+    ] = 1,
     tokenizer: Tokenizer = "words",
     constructed: Annotated[
         bool,
@@ -315,7 +318,7 @@ def convert(
         source, paths = paths[0], paths[1:]
     if source is None or len(paths) != 2:
         raise Refused(f"convert: got {' '.join(paths)!r}, expected SET INPUT OUT, or --from SET INPUT OUT")
-    conversion = _conversion(source, Path(paths[0]), mapping or [], tokens, projects, tokenizer)
+    conversion = _conversion(source, Path(paths[0]), mapping or [], tokens, projects, tokenizer, documents)
     labels: dict[str, Any] = {}
     if source == "jsonl" and not constructed:
         labels = {"labels": {gate: {"origin": "labeled", "agreement": None} for gate in ("update", "exit")}}
@@ -328,7 +331,9 @@ def convert(
         typer.echo("labels: measure two labelers with 'poimen corpus agreement' and put its block into the manifest")
 
 
-def _conversion(source: str, path: Path, mapping: list[str], tokens: float, projects: int, tokenizer: str) -> Any:
+def _conversion(
+    source: str, path: Path, mapping: list[str], tokens: float, projects: int, tokenizer: str, documents: int
+) -> Any:
     from poimen_exp.corpus.convert import hotpotqa, locomo, mapped, musique, qmsum, words_x_1_3
 
     if source == "jsonl":
@@ -337,7 +342,7 @@ def _conversion(source: str, path: Path, mapping: list[str], tokens: float, proj
         raise Refused(f"--map: only for jsonl, got {source}")
     if source in ("hotpotqa", "musique"):
         count = words_x_1_3 if tokenizer == "words" else _counter(tokenizer)
-        return (hotpotqa if source == "hotpotqa" else musique).convert(path, tokens, projects, count)
+        return (hotpotqa if source == "hotpotqa" else musique).convert(path, tokens, projects, count, documents)
     if source in ("locomo", "qmsum"):
         return (locomo if source == "locomo" else qmsum).convert(path)
     raise Refused(f"convert: got {source!r}, expected hotpotqa, musique, locomo, qmsum or jsonl")

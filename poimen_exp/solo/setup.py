@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from poimen_exp.adapters.manifest import AdapterInfo
 from poimen_exp.config.schema import MISSING_CORPUS
 from poimen_exp.corpus import Corpus, open_corpus
 from poimen_exp.corpus.manifest import require_corpus
+from poimen_exp.corpus.split import Side
 from poimen_exp.errors import Refused
 from poimen_exp.gates.codec import HfCodec
 from poimen_exp.gates.protocol import GateProtocol
@@ -22,6 +24,7 @@ from poimen_exp.gates.types import ReadingTask
 from poimen_exp.solo.engines import Engine
 from poimen_exp.solo.gate_task import GateTask
 from poimen_exp.solo.policy import Policy, load_codec
+from poimen_exp.solo.seeds import stream_seed
 from poimen_exp.solo.settings import CorpusSettings, GateSettings, ModelSettings, SoloSettings
 from poimen_exp.solo.task import Task
 from poimen_exp.solo.verdicts import verdict_accuracy
@@ -68,10 +71,19 @@ class GateSetup:
             return Prepared(policy.state())
         assert settings.corpus is not None
         held_out = self.val_tasks(settings.corpus.max_val_tasks)
-        found = verdict_accuracy(policy, self.protocol, held_out, pad_id, budget, settings.seed)
-        say(f"warm start: on validation chunks the verdict before the gates is right on {found.line()}")
-        metrics, counts = found.metrics()
-        return Prepared(policy.state(), report.metrics() | metrics, counts)
+        rng = random.Random(stream_seed(settings.seed, "verdict_tasks"))
+        seen = [train[place] for place in rng.sample(range(len(train)), min(len(train), len(held_out)))]
+        metrics, counts = report.metrics(), dict[str, int]()
+        sides: tuple[tuple[Side, str, Sequence[ReadingTask]], ...] = (
+            ("train", "training", seen),
+            ("val", "validation", held_out),
+        )
+        for side, shown, tasks in sides:
+            found = verdict_accuracy(policy, self.protocol, tasks, pad_id, budget, settings.seed)
+            say(f"warm start: on {shown} chunks the verdict before the gates is right on {found.line()}")
+            values, denominators = found.metrics(side)
+            metrics, counts = metrics | values, counts | denominators
+        return Prepared(policy.state(), metrics, counts)
 
     def task(self, settings: SoloSettings, engine: Engine, device: torch.device) -> Task:
         """The readings of a run."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from poimen_exp.corpus.split import Side
 from poimen_exp.gates.protocol import GateProtocol, format_turn, parse_turn
 from poimen_exp.gates.types import GateTurn, Prompt, ReadingTask
 from poimen_exp.quickstart.turns import constructed_turns, parse_verdict, response_ids, verdict
@@ -32,13 +33,13 @@ class VerdictAccuracy:
         shares = [f"{right / count:.2f} of {count} {name} evidence" for name, right, count in kinds if count]
         return ", ".join(shares) or "no labelled chunk"
 
-    def metrics(self) -> tuple[dict[str, float], dict[str, int]]:
+    def metrics(self, side: Side) -> tuple[dict[str, float], dict[str, int]]:
         """As they are logged, with their denominators; a kind that has no chunk is absent."""
         kinds = {
             "evidence_present": (self.right_with_evidence, self.with_evidence),
             "evidence_free": (self.right_without, self.without),
         }
-        found = {f"warm_start/verdict/{name}": pair for name, pair in kinds.items() if pair[1]}
+        found = {f"warm_start/verdict/{side}/{name}": pair for name, pair in kinds.items() if pair[1]}
         values = {name: right / count for name, (right, count) in found.items()}
         return values, {name: count for name, (_, count) in found.items()}
 
@@ -51,7 +52,7 @@ def verdict_accuracy(
     "new" and "nothing" the model finds likelier where ``<think>`` begins.
 
     Args:
-        tasks: held-out ones, for a number that says something.
+        tasks: held-out ones, for what gates can learn that is not by heart.
         token_budget: padded tokens of a forward.
     """
     rng = random.Random(stream_seed(seed, "verdicts"))

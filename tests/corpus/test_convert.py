@@ -96,6 +96,23 @@ def test_questions_of_one_project_order_the_same_paragraphs_differently(tmp_path
     assert orders[0] != orders[1]
 
 
+def test_further_documents_of_a_question_have_its_gold_among_other_distractors(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "h.json", HOTPOT)
+    alone, _ = by_type(hotpotqa.convert(path, tokens=200, projects=2))
+    documents, questions = by_type(hotpotqa.convert(path, tokens=200, projects=2, documents=3))
+    assert len(questions) == 30
+    assert {name: row for name, row in documents.items() if name in alone} == alone
+    for n in range(10):
+        family = [f"q{n}", f"q{n}-2", f"q{n}-3"]
+        assert all(evidence_texts(documents, questions[name]) == [sentence(f"Gold {n % 5}")] for name in family)
+        assert len({questions[name]["question"] for name in family}) == 1
+        assert len({documents[name]["project"] for name in family}) == 1
+        headers = [tuple(unit["header"] for unit in documents[name]["units"]) for name in family]
+        assert len({frozenset(row) for row in headers}) > 1
+        assert len(set(headers)) == 3
+        assert all(len(set(row)) == len(row) for row in headers)
+
+
 def test_a_distractor_that_spells_a_short_answer_is_not_added(tmp_path: Path) -> None:
     rows = [hotpot_row("q0", "Gold 0", [], answer="Nile"), hotpot_row("q1", "Gold 1", ["Nile"]), *HOTPOT[2:5]]
     documents, _ = by_type(hotpotqa.convert(write_lines(tmp_path / "h.json", rows), tokens=5000, projects=1))

@@ -69,6 +69,6 @@ def test_the_line_has_denominators_and_leaves_out_an_empty_kind() -> None:
 
 
 def test_what_is_logged_has_the_denominators_of_its_own_kind() -> None:
-    present, free = (f"warm_start/verdict/{name}" for name in ("evidence_present", "evidence_free"))
-    assert VerdictAccuracy(3, 4, 1, 8).metrics() == ({present: 0.75, free: 0.125}, {present: 4, free: 8})
-    assert VerdictAccuracy(0, 0, 1, 8).metrics() == ({free: 0.125}, {free: 8})
+    present, free = (f"warm_start/verdict/val/{name}" for name in ("evidence_present", "evidence_free"))
+    assert VerdictAccuracy(3, 4, 1, 8).metrics("val") == ({present: 0.75, free: 0.125}, {present: 4, free: 8})
+    assert VerdictAccuracy(0, 0, 1, 8).metrics("val") == ({free: 0.125}, {free: 8})

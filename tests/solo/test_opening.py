@@ -15,8 +15,11 @@ NAMES = {
     "warm_start/loss/first",
     "warm_start/loss/last",
     "warm_start/skipped",
-    "warm_start/verdict/evidence_present",
-    "warm_start/verdict/evidence_free",
+    *(
+        f"warm_start/verdict/{side}/{kind}"
+        for side in ("train", "val")
+        for kind in ("evidence_present", "evidence_free")
+    ),
 }
 
 
@@ -40,12 +43,17 @@ def test_the_warm_start_stands_beside_the_first_validation(corpus: Path, tmp_pat
     assert about_the_start(first) == NAMES
     assert first.metrics["timing_s/warm_start"] > 0.0
     assert first.metrics["warm_start/skipped"] == 0.0
-    kinds = [f"gates/update_accuracy/{kind}" for kind in ("evidence_present", "evidence_free")]
-    assert all(0.0 <= first.metrics[f"warm_start/verdict/{kind.split('/')[-1]}"] <= 1.0 for kind in kinds)
-    counts = [first.counts[f"warm_start/verdict/{kind.split('/')[-1]}"] for kind in kinds]
-    held_out = small_setup(small_settings(corpus, *WARM)).corpus.split("val")
-    labels = [label for task in held_out for label in task.evidence]
-    assert counts == [labels.count(True), labels.count(False)]
+    tasks = small_setup(small_settings(corpus, *WARM)).corpus
+    for side in ("train", "val"):
+        names = [f"warm_start/verdict/{side}/{kind}" for kind in ("evidence_present", "evidence_free")]
+        assert all(0.0 <= first.metrics[name] <= 1.0 for name in names)
+        labels = [label for task in tasks.split(side) for label in task.evidence]
+        counts = [first.counts[name] for name in names]
+        if side == "val":
+            assert counts == [labels.count(True), labels.count(False)]
+        else:  # as many tasks as validation has
+            assert 0 < counts[0] < labels.count(True)
+            assert 0 < counts[1] < labels.count(False)
     assert not any(about_the_start(line) for line in later)
 
 

@@ -13,18 +13,22 @@ from poimen_exp.errors import CorpusError
 LICENSES = ("HotpotQA: CC BY-SA 4.0", "Wikipedia text: CC BY-SA 4.0")
 
 
-def convert(path: Path, tokens: float = 23_000, projects: int = 10, count: TokenCount = words_x_1_3) -> Conversion:
+def convert(
+    path: Path, tokens: float = 23_000, projects: int = 10, count: TokenCount = words_x_1_3, documents: int = 1
+) -> Conversion:
     """Pools the ten paragraphs of each question with others up to ``tokens``; paragraph titles become headers.
 
     Args:
         path: the set's JSON array, or JSON lines.
         tokens: size of a document, counted by ``count``.
         projects: keys of the split; questions that share gold are in one.
+        documents: documents a question, each with its gold and other distractors.
     """
     dropped: Counter[str] = Counter()
     questions = list(_questions(path, dropped))
-    records = pooled_records(questions, projects, tokens, count, "hotpotqa", dropped)
-    return Conversion("hotpotqa", records, LICENSES, dropped, {"source": path.name, "document_tokens": tokens})
+    records = pooled_records(questions, projects, tokens, count, "hotpotqa", dropped, documents)
+    extra = {"source": path.name, "document_tokens": tokens, "documents_a_question": documents}
+    return Conversion("hotpotqa", records, LICENSES, dropped, extra)
 
 
 def _questions(path: Path, dropped: Counter[str]) -> Iterator[PoolQuestion]:

@@ -14,7 +14,9 @@ from poimen_exp.corpus.convert.pools import Paragraph, PoolQuestion, pooled_reco
 LICENSES = ("MuSiQue: CC BY 4.0", "Wikipedia text: CC BY-SA 4.0")
 
 
-def convert(path: Path, tokens: float = 23_000, projects: int = 10, count: TokenCount = words_x_1_3) -> Conversion:
+def convert(
+    path: Path, tokens: float = 23_000, projects: int = 10, count: TokenCount = words_x_1_3, documents: int = 1
+) -> Conversion:
     """Pools the twenty paragraphs of each question with others up to ``tokens``; titles become headers.
 
     Questions marked as not answerable keep half of their supporting paragraphs, so that no label is true of them:
@@ -22,8 +24,9 @@ def convert(path: Path, tokens: float = 23_000, projects: int = 10, count: Token
     """
     dropped: Counter[str] = Counter()
     questions = list(_questions(path, dropped))
-    records = pooled_records(questions, projects, tokens, count, "musique", dropped)
-    return Conversion("musique", records, LICENSES, dropped, {"source": path.name, "document_tokens": tokens})
+    records = pooled_records(questions, projects, tokens, count, "musique", dropped, documents)
+    extra = {"source": path.name, "document_tokens": tokens, "documents_a_question": documents}
+    return Conversion("musique", records, LICENSES, dropped, extra)
 
 
 def _questions(path: Path, dropped: Counter[str]) -> Iterator[PoolQuestion]:

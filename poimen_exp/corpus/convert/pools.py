@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from poimen_exp.corpus.convert import TokenCount
@@ -90,12 +91,14 @@ def pooled_records(
     count: TokenCount,
     prefix: str,
     dropped: Counter[str],
+    documents: int = 1,
 ) -> Iterator[Mapping[str, Any]]:
-    """A document and a trajectory for each question.
+    """``documents`` documents for each question, and a trajectory for each of them.
 
-    A document has the question's own paragraphs and distractors out of its own project's, up to ``tokens``. Its
-    order is by the hash of question id and paragraph, so that the place of a paragraph says nothing about it. No
-    document holds another project's gold; an own distractor that is one is left out and counted.
+    The first has the question's own paragraphs and distractors out of its own project's, up to ``tokens``; the others
+    its gold and other draws. The order is by the hash of the document's id and paragraph, so that the place of a
+    paragraph says nothing about it. No document holds another project's gold; an own distractor that is one is left
+    out and counted.
     """
     project_of = assign_projects(questions, projects, prefix)
     pools: defaultdict[str, dict[str, Paragraph]] = defaultdict(dict)
@@ -112,22 +115,26 @@ def pooled_records(
         foreign = {key for key, where in gold_project.items() if where != project}
         own = [one for one in question.paragraphs if one.gold or one.key not in foreign]
         dropped["paragraph_is_gold_of_another_project"] += len(question.paragraphs) - len(own)
-        usable = (one for key, one in pools[project].items() if key not in foreign)
-        chosen = own + _distractors(question, own, usable, tokens, costs)
-        chosen.sort(key=lambda paragraph: _digest(f"{question.question_id}\t{paragraph.key}"))
-        yield from _records(question, project, chosen)
+        usable = [one for key, one in pools[project].items() if key not in foreign]
+        for number in range(documents):
+            document_id = f"{question.question_id}-{number + 1}" if number else question.question_id
+            kept = list(question.gold) if number else own
+            chosen = kept + _distractors(question, document_id, kept, usable, tokens, costs)
+            chosen.sort(key=partial(_place, document_id))
+            yield from _records(question, document_id, project, chosen)
     if not dropped["paragraph_is_gold_of_another_project"]:
         del dropped["paragraph_is_gold_of_another_project"]
 
 
 def _distractors(
     question: PoolQuestion,
+    document_id: str,
     own: Sequence[Paragraph],
     pool: Iterable[Paragraph],
     tokens: float,
     costs: Mapping[str, float],
 ) -> list[Paragraph]:
-    """Paragraphs of the pool in an order of the question's own, until ``tokens`` are reached.
+    """Paragraphs of the pool in an order of the document's own, until ``tokens`` are reached.
 
     Not taken: paragraphs already there, versions of a gold one (same title), and paragraphs that spell a short
     answer, which would be evidence labelled as none.
@@ -137,7 +144,7 @@ def _distractors(
     spelled = "|".join(rf"(?<!\w){re.escape(one.casefold())}(?!\w)" for one in question.answers if _is_short(one))
     used = sum(costs[paragraph.key] for paragraph in own)
     chosen: list[Paragraph] = []
-    for paragraph in sorted(pool, key=lambda one: _digest(f"{question.question_id}\tdraw\t{one.key}")):
+    for paragraph in sorted(pool, key=lambda one: _digest(f"{document_id}\tdraw\t{one.key}")):
         if used >= tokens:
             break
         if paragraph.key in taken or paragraph.title.casefold() in titles:
@@ -154,21 +161,27 @@ def _is_short(answer: str) -> bool:
     return answer.casefold() not in ("yes", "no") and 0 < len(answer.split()) <= SHORT_ANSWER_WORDS
 
 
-def _records(question: PoolQuestion, project: str, paragraphs: Sequence[Paragraph]) -> Iterator[Mapping[str, Any]]:
+def _records(
+    question: PoolQuestion, document_id: str, project: str, paragraphs: Sequence[Paragraph]
+) -> Iterator[Mapping[str, Any]]:
     units, evidence = [], []
     for position, paragraph in enumerate(paragraphs):
         unit_id = f"u{position}"
         units.append({"unit_id": unit_id, "text": paragraph.text, "header": paragraph.title})
         evidence += [{"unit_id": unit_id, "start": start, "end": end} for start, end in paragraph.gold]
-    yield {"type": "document", "document_id": question.question_id, "project": project, "units": units}
+    yield {"type": "document", "document_id": document_id, "project": project, "units": units}
     yield {
         "type": "trajectory",
-        "trajectory_id": question.question_id,
-        "document_id": question.question_id,
+        "trajectory_id": document_id,
+        "document_id": document_id,
         "question": question.question,
         "answers": list(question.answers),
         "evidence": evidence,
     }
+
+
+def _place(document_id: str, paragraph: Paragraph) -> bytes:
+    return _digest(f"{document_id}\t{paragraph.key}")
 
 
 def _digest(text: str) -> bytes:
