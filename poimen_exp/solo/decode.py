@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from poimen_exp.gates.types import Generation, Sampling
+from poimen_exp.solo.readers import Reader
 from poimen_exp.solo.rows import pad_left
 from poimen_exp.solo.sampling import draw
 from poimen_exp.solo.slots import Slots, SlotView, columns_for
@@ -27,6 +28,14 @@ class Joining:
     key: int
     prefix: Tensor
     suffix: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a row has so far."""
+
+    ids: list[int]
+    log_probs: list[float]
 
 
 Ended = list[tuple[int, Generation]]
@@ -47,12 +56,13 @@ class Decoder:
 
     def __init__(self, model: Any, slots: Slots, stop_ids: Sequence[int], pad_id: int) -> None:
         self._model, self._slots, self._pad_id = model, slots, pad_id
-        self._stop = torch.tensor(sorted(stop_ids), device=model.device)
+        self._stop = frozenset(stop_ids)
         self._recorded: dict[tuple[int, int], Callable[[], Tensor]] = {}
         self._pool: Any = None
         self._rows = self._room = 0
         self._keys: list[int] = []
-        self._lengths: list[int] = []  # of the live rows, as ``_length`` has them: known without asking the device
+        self._written: list[_Written] = []  # of the live rows, as is what follows
+        self._lengths: list[int] = []  # as ``_length`` has them: known without asking the device
         self._token = self._length = torch.zeros(0, dtype=torch.int64, device=model.device)
 
     @property
@@ -69,9 +79,10 @@ class Decoder:
         """Whether a row of so many ids, prompt and response, has a place."""
         return length <= self._room
 
-    def start(self, sampling: Sampling, rows: int, columns: int) -> None:
-        """Makes room for rows of one sampling. Nothing may be live."""
+    def start(self, reader: Reader, sampling: Sampling, rows: int, columns: int) -> None:
+        """Makes room for rows of one sampling, which ``reader`` reads. Nothing may be live."""
         assert not self.live
+        self._reader = reader
         device = self._model.device
         if self._slots.reserve(rows, columns):
             self._recorded.clear()
@@ -81,9 +92,6 @@ class Decoder:
         # Of this call, whatever was reserved before: a run that was resumed batches as one that was not.
         self._rows, self._room = min(rows, self._slots.rows), columns_for(columns)
         self._sampling = sampling
-        self._count = torch.zeros_like(self._token)
-        self._ids = torch.zeros((self._slots.rows, sampling.max_tokens), dtype=torch.int64, device=device)
-        self._log_probs = torch.zeros(self._ids.shape, device=device)
 
     def join(self, joining: Sequence[Joining], generator: torch.Generator) -> Ended:
         """Reads the prompts of new rows and draws their first ids; rows that these end come back at once."""
@@ -91,10 +99,10 @@ class Decoder:
         for places in _by_prefix(joining):
             self._slots.put([first + place for place in places], joining[places[0]].prefix)
         self._keys += [item.key for item in joining]
+        self._written += [_Written([], []) for _ in joining]
         self._lengths += [item.prefix.shape[3] + len(item.suffix) for item in joining]
         logits = self._read_suffixes(slice(first, last), joining)
-        lengths = torch.tensor(self._lengths[first:], device=self._model.device)
-        self._length[first:last], self._count[first:last] = lengths, 0
+        self._length[first:last] = torch.tensor(self._lengths[first:], device=self._model.device)
         return self._take(slice(first, last), logits, generator)
 
     def step(self, generator: torch.Generator) -> Ended:
@@ -112,7 +120,7 @@ class Decoder:
         position = (start + mask.cumsum(1) - 1).clamp(min=0)  # [N, Q]
         never_read = self._slots.kv.shape[4] - 1
         view = SlotView(self._slots.kv, rows, max(self._lengths[rows]), torch.where(mask, position, never_read))
-        return self._forward(ids, position, view)
+        return self._reader.logits(ids, position, view)
 
     def _next_logits(self) -> Tensor:
         """[>= live, V] logits after the live rows' last ids."""
@@ -130,46 +138,24 @@ class Decoder:
 
     def _one_step(self, rows: int, columns: int) -> Tensor:
         at = self._length[:rows, None]
-        return self._forward(self._token[:rows, None], at, SlotView(self._slots.kv, slice(0, rows), columns, at))
-
-    def _forward(self, ids: Tensor, position: Tensor, view: SlotView) -> Tensor:
-        """[N, V] logits after the last of ``ids``; each id looks at the columns up to its position."""
-        columns = torch.arange(view.columns, device=ids.device)
-        out = self._model(
-            input_ids=ids,
-            attention_mask=(columns <= position[:, :, None])[:, None],  # [N, 1, Q, C]
-            position_ids=position,
-            past_key_values=view,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = out.logits[:, -1]
-        return logits
+        return self._reader.logits(self._token[:rows, None], at, SlotView(self._slots.kv, slice(0, rows), columns, at))
 
     def _take(self, rows: slice, logits: Tensor, generator: torch.Generator) -> Ended:
         """Draws an id for each of ``rows``, notes it, and lets those go that it ends."""
         token, log_prob = draw(logits, self._sampling, generator)
-        at = torch.arange(rows.start, rows.stop, device=token.device)
-        self._ids[at, self._count[rows]], self._log_probs[at, self._count[rows]] = token, log_prob
         self._token[rows] = token
-        self._count[rows] += 1
-        stopped = torch.isin(token, self._stop)
-        over = (stopped | (self._count[rows] == self._sampling.max_tokens)).nonzero()[:, 0]
-        if not over.numel():
-            return []
-        clipped = (~stopped[over]).tolist()
-        places = (over + rows.start).tolist()
-        ended = self._collect(places, clipped)
-        self._leave(places)
+        places, ended = [], []
+        for place, (last, value) in enumerate(zip(token.tolist(), log_prob.tolist(), strict=True), rows.start):
+            ids, log_probs = self._written[place].ids, self._written[place].log_probs
+            ids.append(last)
+            log_probs.append(value)
+            stopped = last in self._stop
+            if stopped or len(ids) == self._sampling.max_tokens:
+                places.append(place)
+                ended.append((self._keys[place], Generation(tuple(ids), tuple(log_probs), not stopped)))
+        if places:
+            self._leave(places)
         return ended
-
-    def _collect(self, places: Sequence[int], clipped: Sequence[bool]) -> Ended:
-        where = torch.tensor(places, device=self._model.device)
-        columns = (self._ids[where].tolist(), self._log_probs[where].tolist(), self._count[where].tolist())
-        return [
-            (self._keys[place], Generation(tuple(ids[:n]), tuple(log_probs[:n]), cut))
-            for place, ids, log_probs, n, cut in zip(places, *columns, clipped, strict=True)
-        ]
 
     def _leave(self, places: Sequence[int]) -> None:
         """Frees slots; the last live rows move into the gaps."""
@@ -180,11 +166,12 @@ class Decoder:
         if source:
             self._slots.move(source, target, max(self._lengths[place] for place in source))
             come, go = (torch.tensor(side, device=self._model.device) for side in (source, target))
-            for state in (self._token, self._length, self._count, self._ids, self._log_probs):
+            for state in (self._token, self._length):
                 state[go] = state[come]
         for here, there in zip(target, source, strict=True):
             self._keys[here], self._lengths[here] = self._keys[there], self._lengths[there]
-        del self._keys[left:], self._lengths[left:]
+            self._written[here] = self._written[there]
+        del self._keys[left:], self._lengths[left:], self._written[left:]
 
 
 def _by_prefix(joining: Sequence[Joining]) -> list[list[int]]:

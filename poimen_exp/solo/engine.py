@@ -12,7 +12,7 @@ from torch import Tensor
 
 from poimen_exp.gates.types import Generation, Prompt, Sampling
 from poimen_exp.solo.decode import Decoder, Ended, Joining
-from poimen_exp.solo.forward import prefill
+from poimen_exp.solo.readers import Reader, reader_of
 from poimen_exp.solo.rows import pad_left
 from poimen_exp.solo.slots import Slots
 
@@ -72,14 +72,15 @@ class TransformersEngine:
         self.serve(dict(enumerate(requests)), keep, generator)
         return [out[key] for key in range(len(requests))]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def serve(self, requests: Mapping[int, Request], follow: Follow, generator: torch.Generator) -> None:
         """Continues prompts until nobody asks any more: whoever gets an answer may ask again at once.
 
         Prompts of one sampling are written together; those of another wait until none is left.
         """
         waiting = dict(requests)
-        prefixes = _Prefixes(self._model, self._pad_id)
+        reader = reader_of(self._model)
+        prefixes = _Prefixes(self._model, reader, self._pad_id)
 
         def hand_out(ended: Ended) -> None:
             for key, generation in ended:
@@ -90,7 +91,7 @@ class TransformersEngine:
         while waiting:
             sampling = next(iter(waiting.values())).sampling
             longest = max(_length(request) for request in waiting.values() if request.sampling == sampling)
-            self._decoder.start(sampling, min(self._max_rows, len(waiting)), longest + longest // 8)
+            self._decoder.start(reader, sampling, min(self._max_rows, len(waiting)), longest + longest // 8)
             while True:
                 for keys in self._to_join(waiting, sampling):
                     prompts = {key: waiting.pop(key).prompt for key in keys}
@@ -121,10 +122,11 @@ class _Prefixes:
 
     Args:
         model: the model that samples.
+        reader: with its weights.
     """
 
-    def __init__(self, model: Any, pad_id: int) -> None:
-        self._model, self._pad_id = model, pad_id
+    def __init__(self, model: Any, reader: Reader, pad_id: int) -> None:
+        self._model, self._reader, self._pad_id = model, reader, pad_id
         self._kept: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
 
     def joining(self, prompts: Mapping[int, Prompt]) -> list[Joining]:
@@ -143,11 +145,8 @@ class _Prefixes:
 
     def _read(self, prefixes: Sequence[tuple[int, ...]]) -> None:
         ids, mask = pad_left(prefixes, self._pad_id, self._model.device)
-        layers = prefill(self._model, ids, mask).layers
-        for place, prefix in enumerate(prefixes):
-            own = slice(ids.shape[1] - len(prefix), None)
-            sides = [torch.stack([layer.keys[place, :, own], layer.values[place, :, own]]) for layer in layers]
-            self._kept[prefix] = torch.stack(sides)
+        lengths = [len(prefix) for prefix in prefixes]
+        self._kept.update(zip(prefixes, self._reader.prefixes(ids, mask, lengths), strict=True))
 
     def _nothing(self) -> Tensor:
         config = self._model.config

@@ -116,6 +116,13 @@ class SlotView:
         every = self._kv[layer, :, :, :, : self.columns]
         return every[0], every[1]
 
+    def store(self, new: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """``update`` of keys and values [N, Q, 2, H, D] that lie side by side: one write."""
+        kv = self._kv[layer]  # [2, N, H, C, D]
+        kv.permute(1, 3, 0, 2, 4)[self._row, self._write] = new
+        every = kv[:, :, :, : self.columns]
+        return every[0], every[1]
+
 
 def never_attend_with_cudnn() -> None:
     """Leaves attention to torch's other kernels, for the whole process.
@@ -138,7 +145,7 @@ def use_grouped_attention(model: Any) -> None:
 
 
 def grouped_attention(
-    _module: torch.nn.Module,
+    _module: torch.nn.Module | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -155,7 +162,8 @@ def grouped_attention(
     Args:
         query: [N, G * H, Q, D].
         key, value: [N, H, C, D].
-        attention_mask: [N, 1, Q, C] bool, True where a query may look; None for a causal one.
+        attention_mask: [N, 1, Q, C] bool, True where a query may look, or float, added to the products; None for a
+            causal one.
         scaling: of the products; None for 1 / sqrt(D).
 
     Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from poimen_exp.gates.types import Generation, Prompt, Sampling
 from poimen_exp.solo import engine as engine_module
 from poimen_exp.solo.decode import Decoder
 from poimen_exp.solo.engine import Request, TransformersEngine
+from poimen_exp.solo.readers import StraightReader
 from poimen_exp.solo.sampling import draw
 from poimen_exp.solo.seeds import stream
 
@@ -167,13 +168,15 @@ def test_whoever_is_answered_may_ask_again_at_once(tiny_model: Any) -> None:
 
 def test_a_prefix_is_read_once_however_late_its_rollouts_come(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    plain = engine_module.prefill
+    plain = StraightReader.prefixes
 
-    def counted(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    def counted(
+        self: StraightReader, ids: torch.Tensor, mask: torch.Tensor, lengths: Sequence[int]
+    ) -> list[torch.Tensor]:
         read.append(int(mask.sum()))
-        return plain(model, ids, mask)
+        return plain(self, ids, mask, lengths)
 
-    monkeypatch.setattr(engine_module, "prefill", counted)
+    monkeypatch.setattr(StraightReader, "prefixes", counted)
     generate(tiny_model, PROMPTS, GREEDY, max_rows=1)
     # Distinct prefixes: four ids (three prompts), two ids (one); the last prompt shares nothing.
     assert sum(read) == 6
