@@ -7,7 +7,7 @@
 # OUT      folder for what is worth keeping: summary.json, summary.md, metrics.jsonl, smoke.txt, train.log, run.tar.gz
 # STEPS    training steps
 # Two GPUs: trainer.n_gpus_per_node=2.
-# WARM     environment: supervised steps in solo before it (default 120; 0 starts at the base model); or
+# WARM     environment: supervised steps in solo before it (default 480; 0 starts at the base model); or
 # ADAPTER  environment: an adapter folder to start from instead
 # SHARE    environment: of the GPU's memory, for the server that the adapter is mounted in (default 0.4)
 # CACHE    environment: bytes of that server's cache, where other processes come and go on the GPU (default: measured)
@@ -20,7 +20,7 @@ out=$(realpath "$out")
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
-python=${PYTHON:-python3} port=${PORT:-8123} adapter=${ADAPTER:-} warm=${WARM:-120}
+python=${PYTHON:-python3} port=${PORT:-8123} adapter=${ADAPTER:-} warm=${WARM:-480}
 run=$PWD/multirun/smollm2_verl/$(date +%Y-%m-%d_%H-%M-%S)/0
 poimen() { "$python" -c 'from poimen_exp.cli import main; main()' "$@"; }
 clock() { echo "== $1: ${SECONDS} s since the start"; }

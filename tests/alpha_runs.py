@@ -1,4 +1,4 @@
-"""Two alphas, two seeds, fifty steps each, by the program's command line; two processes of one thread side by side."""
+"""Two alphas, two seeds, fifty steps each, by the program's command line; four processes of one thread side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the program's command line several times, two at once, in processes forked from this one.
+"""Runs the program's command line several times, four at once, in processes forked from this one.
 
 What this one has imported (torch, transformers, peft, verl: ten seconds) none of them imports again. Its argument is a
 JSON list of [arguments, output file]; its exit code is the first of theirs that is not 0.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from poimen_exp.__main__ import main
 
-AT_ONCE = 2
+AT_ONCE = 4
 
 
 def run_all(jobs: Iterable[tuple[Sequence[str], str]]) -> int:
