@@ -6,9 +6,10 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a thread a worker: more would wait for each other
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from warm import Warm, warm
 
 LONGEST = (
     "test_verl_whole.py",
@@ -48,3 +49,10 @@ def require() -> Callable[[str, str | None], None]:
         pytest.skip(f"{what}: {missing}")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A Python whose processes begin with all that a run imports."""
+    with warm(tmp_path_factory.mktemp("warm")) as started:
+        yield started
