@@ -9,7 +9,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class Warm:
 
 
 @contextmanager
-def warm(folder: Path) -> Iterator[Warm]:
+def warm(folder: Path, modules: Sequence[str] = MODULES) -> Iterator[Warm]:
     """Its socket and its command lie in ``folder``; commands that come before it has imported everything wait."""
     python, path = folder / "python", folder / "socket"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {HERE / "warm_command.py"} {path} "$@"\n')
@@ -63,7 +63,7 @@ def warm(folder: Path) -> Iterator[Warm]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(64)
-        command = [sys.executable, str(HERE / "warm_python.py"), str(listener.fileno()), *MODULES]
+        command = [sys.executable, str(HERE / "warm_python.py"), str(listener.fileno()), *modules]
         started = Warm(python, subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()]))
     try:
         yield started

@@ -33,12 +33,13 @@ def import_all(modules: Sequence[str]) -> None:
     # Ray's core reads these two when it is imported; they are a worker's.
     os.environ["RAY_JOB_ID"] = "01000000"  # of the first driver of a session
     os.environ["RAY_RAYLET_PID"] = str(os.getpid())  # a worker ends with this process, as with its raylet
+    gc.disable()  # importing makes no garbage worth looking for
     with warnings.catch_warnings():  # of the libraries
         warnings.simplefilter("ignore")
         for module in modules:
             importlib.import_module(module)
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def next_command(listener: socket.socket) -> list[str]:
