@@ -263,6 +263,7 @@ def test_the_export_of_prompts_trains_a_step_with_verls_own_program(tmp_path: Pa
         "RAY_AUTH_MODE": "disabled",
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",
+        "RAY_prestart_worker_first_driver": "0",
     }
     command = [str(export / "launch.sh"), *ON_CPU, "actor_rollout_ref.actor.use_torch_compile=false",
                "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false", "trainer.logger=[console]",
