@@ -14,10 +14,12 @@ from warm import Warm, warm
 LONGEST = (
     "test_verl_whole.py",
     "test_rewards.py",
-    "test_export_verl.py",
-    "test_a9.py",
     "test_sweep_faults.py",
-    "test_verl_parity.py",
+    "test_export_verl.py",
+    "test_resume.py",
+    "test_a9.py",
+    "test_packaged_prompts.py",
+    "test_kill.py",
     "test_mutations.py",
 )
 """About a minute and more, the longest first: a worker that met one of them last would end alone."""
