@@ -6,17 +6,20 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a thread a worker: more would wait for each other
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from warm import Warm, warm
 
 LONGEST = (
     "test_verl_whole.py",
     "test_rewards.py",
-    "test_export_verl.py",
-    "test_a9.py",
     "test_sweep_faults.py",
-    "test_verl_parity.py",
+    "test_export_verl.py",
+    "test_resume.py",
+    "test_a9.py",
+    "test_packaged_prompts.py",
+    "test_kill.py",
     "test_mutations.py",
 )
 """About a minute and more, the longest first: a worker that met one of them last would end alone."""
@@ -48,3 +51,10 @@ def require() -> Callable[[str, str | None], None]:
         pytest.skip(f"{what}: {missing}")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A Python whose processes begin with all that a run imports."""
+    with warm(tmp_path_factory.mktemp("warm")) as started:
+        yield started

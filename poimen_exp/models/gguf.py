@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,23 @@ class GgufVocabulary:
     unknown: str
     chat_template: str
     context_length: int
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Within it a GGUF file is read once, and its names are mapped once.
+
+    transformers (5.9) reads it anew for the configuration and for the weights, and makes the map of names for every
+    module of the model: most of a conversion's time.
+    """
+    import gguf
+
+    plain = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = map(lru_cache, plain)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = plain
 
 
 def read_vocabulary(path: Path) -> GgufVocabulary:
@@ -72,7 +92,7 @@ def _fields(path: Path) -> Any:
     if not path.is_file():
         raise Refused(f"{path}: no file there; expected a GGUF file")
     try:
-        return GGUFReader(path).fields
+        return GGUFReader(str(path)).fields
     except (ValueError, IndexError) as error:  # what the reader raises on other bytes and on a cut file
         raise Refused(f"{path}: not a whole GGUF file: {error}") from error
 

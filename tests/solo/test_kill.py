@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from warm import Warm
 
 from poimen_exp.tracking.result import read_result
 
@@ -21,11 +22,11 @@ pytestmark = pytest.mark.slow
 START_S = 600
 
 
-def command(corpus: Path, folder: Path, steps: int) -> list[str]:
-    """A small run of the command line; ``split_seed`` is the one that trains on the larger project."""
+def command(python: str, corpus: Path, folder: Path, steps: int) -> list[str]:
+    """A small run of the command line by a Python; ``split_seed`` is the one that trains on the larger project."""
     seed = small_settings(corpus).corpus.split_seed
     more = (f"corpus.path={corpus}", f"corpus.split_seed={seed}", f"trainer.total_training_steps={steps}")
-    return [sys.executable, "-m", "poimen_exp", *SMALL, *more, "tracking=none", f"hydra.run.dir={folder}"]
+    return [python, "-m", "poimen_exp", *SMALL, *more, "tracking=none", f"hydra.run.dir={folder}"]
 
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -55,16 +56,17 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def test_kill_9_loses_at_most_the_steps_since_the_last_save(
-    tmp_path: Path, started: list[subprocess.Popen[bytes]]
+    tmp_path: Path, started: list[subprocess.Popen[bytes]], warm_python: Warm
 ) -> None:
     corpus = small_corpus(tmp_path / "corpus")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    started += [start(command(corpus, straight, 4)), start(command(corpus, killed, 4))]
+    warm = str(warm_python.python)
+    started += [start(command(warm, corpus, straight, 4)), start(command(sys.executable, corpus, killed, 4))]
     kill_after(started[1], killed, 2)
     assert read_result(killed / "result.json") is None
     assert started[0].wait() == 0
     resume = "import sys; from poimen_exp.cli import main; sys.argv = ['poimen', 'resume', sys.argv[1]]; main()"
-    started.append(start([sys.executable, "-c", resume, str(killed)]))
+    started.append(start([warm, "-c", resume, str(killed)]))
     assert started[2].wait() == 0
     result = read_result(killed / "result.json")
     assert result is not None

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from omegaconf import DictConfig
 from verl_runs import POIMEN, RUN, Ended, alive, descendants, finish, lines_of, started, wait_for
+from warm import Warm
 
 from poimen_exp.config.compose import compose_config, override
 from poimen_exp.tracking.run_folder import RunFolder
@@ -40,15 +41,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 
 @pytest.fixture(scope="session")
-def killed(trained: Ended) -> Ended:
-    """A copy of ``trained`` gone on with for many steps; its sampling server was killed behind step 4's checkpoint."""
+def killed(trained: Ended, warm_python: Warm) -> Ended:
+    """A copy of ``trained`` gone on with for many steps; its sampling server was killed behind step 4's checkpoint.
+
+    Its processes are warm: those of ``trained``, which import verl on their own, have shown that they do.
+    """
     folder = RunFolder(trained.folder.path.with_name("killed"), None)
     shutil.copytree(trained.folder.path, folder.path)
     output = folder.path.with_name("output")
     arguments = ("resume", str(folder.path), "trainer.total_training_steps=200")
-    with started(*POIMEN, *arguments, output=output) as process:
+    command = (str(warm_python.python), *POIMEN, *arguments)
+    with started(*command, output=output, more=warm_python.for_ray()) as process:
         wait_for(process, folder.checkpoint(4) / "manifest.json")
-        everyone = descendants(process)
+        everyone = [*descendants(process), *warm_python.processes()]
         server_of(everyone).kill()
         begun = time.monotonic()
         code = process.wait(timeout=300)
@@ -58,10 +63,11 @@ def killed(trained: Ended) -> Ended:
 
 
 @pytest.fixture(scope="session")
-def finished(killed: Ended) -> Ended:
+def finished(killed: Ended, warm_python: Warm) -> Ended:
     """The killed run brought to its end at the checkpoint it has: nothing is left to train."""
     path = killed.folder.path
-    done = finish(*POIMEN, "resume", str(path), "trainer.total_training_steps=4", path=path)
+    command = (str(warm_python.python), *POIMEN, "resume", str(path), "trainer.total_training_steps=4")
+    done = finish(*command, path=path)
     assert done.code == 0, done.output[-6000:]
     return done
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 from verl_runs import environment
 from verl_samples import scored
+from warm import Warm
 
 from poimen_exp.gates.metrics import Means
 from poimen_exp.gates.scoring import ScoredTrajectory, advantages_of
@@ -135,7 +135,7 @@ def solo_side(cfg: DictConfig, policy: Policy, items: list[ScoredTrajectory]) ->
     return Side(dict(zip(keys, advantages.mixed.tolist(), strict=True)), taken, dict(report.metrics))
 
 
-def verl_side(policy: Policy, items: list[ScoredTrajectory], folder: Path, ranks: int) -> Side:
+def verl_side(python: Path, policy: Policy, items: list[ScoredTrajectory], folder: Path, ranks: int) -> Side:
     """As the trainer does it: records through TransferQueue's form, rows in the order of the layout."""
     named = named_rows(items)
     last = {f"uid{item.group}_{item.sample}_{len(item.trajectory.turns) - 1}": pack(item) for item in items}
@@ -164,7 +164,7 @@ def verl_side(policy: Policy, items: list[ScoredTrajectory], folder: Path, ranks
     }
     torch.save(given, source)
     script = Path(__file__).with_name("verl_engine_side.py")
-    command = [sys.executable, str(script), str(source), str(target)]
+    command = [str(python), str(script), str(source), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr[-4000:]
     out = torch.load(target, weights_only=False)
@@ -188,13 +188,14 @@ def tensors(prompt: Prompt, made: Generation, *, real: bool) -> dict[str, torch.
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_solo_and_verl_agree_on_advantages_losses_and_gradients(
-    smoke: Callable[..., DictConfig], tmp_path: Path, ranks: int
+    smoke: Callable[..., DictConfig], warm_python: Warm, tmp_path: Path, ranks: int
 ) -> None:
     # 9 and 7 rows in two mini-batches: 9 a mini-batch and 2 padding rows on one rank, 10 (5 a rank) and 4 on two.
     cfg = smoke(*OVERRIDES)
     items = readings()
     policy = policy_of(cfg)
-    solo, verl = solo_side(cfg, policy, items), verl_side(policy, items, tmp_path, ranks)
+    solo = solo_side(cfg, policy, items)
+    verl = verl_side(warm_python.python, policy, items, tmp_path, ranks)
 
     assert verl.advantages == solo.advantages  # exactly
     assert len({value for value in solo.advantages.values() if value != 0.0}) > 3

@@ -17,7 +17,8 @@ from poimen_exp.tracking.metrics_log import MetricLine, by_step, read_metrics
 from poimen_exp.tracking.run_folder import RunFolder
 
 RUN = (sys.executable, "-m", "poimen_exp")
-POIMEN = (sys.executable, "-c", "from poimen_exp.cli import main; main()")
+POIMEN = ("-c", "from poimen_exp.cli import main; main()")
+"""Arguments of a Python."""
 START_S = 600
 """Longest wait for a run's first step: on two cores that others use, Ray's eight processes import verl for minutes."""
 
@@ -40,10 +41,10 @@ class Ended:
     left_behind: tuple[str, ...] = ()
 
 
-def environment() -> dict[str, str]:
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's, with bytecode caches: each of Ray's processes imports verl, and compiling it takes 20 s."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    return {**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", **(more or {})}
 
 
 def lines_of(path: Path) -> dict[int, MetricLine]:
@@ -59,10 +60,14 @@ def finish(*arguments: str, path: Path) -> Ended:
 
 
 @contextmanager
-def started(*arguments: str, output: Path) -> Iterator[subprocess.Popen[str]]:
-    """A command that runs beside the test, with everything that it starts; all of it is gone after the block."""
+def started(*arguments: str, output: Path, more: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs beside the test, with everything that it starts; all of it is gone after the block.
+
+    Args:
+        more: environment that is added to this process's.
+    """
     with output.open("w") as file:
-        process = subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, text=True, env=environment())
+        process = subprocess.Popen(arguments, stdout=file, stderr=subprocess.STDOUT, text=True, env=environment(more))
         try:
             yield process
         finally:
