@@ -13,16 +13,19 @@ from warm import Warm, warm
 
 LONGEST = (
     "test_verl_whole.py",
-    "test_rewards.py",
     "test_sweep_faults.py",
-    "test_export_verl.py",
     "test_resume.py",
+    "test_rewards.py",
     "test_a9.py",
     "test_packaged_prompts.py",
     "test_kill.py",
+    "test_export_verl.py",
     "test_mutations.py",
 )
-"""About a minute and more, the longest first: a worker that met one of them last would end alone."""
+"""About a minute and more, and first: a worker that met one of them last would end alone.
+
+Those that start many processes at once (Ray's, the trainings of a7) do not stand side by side.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -98,6 +98,7 @@ def run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process would ignore it
     import_all(sys.argv[2:])
     with socket.socket(fileno=int(sys.argv[1])) as server:
         command = next_command(server)

@@ -10,22 +10,21 @@ from typing import Literal
 from poimen_exp.errors import Refused
 from poimen_exp.sweep.records import OBJECTIVE, RunRecord, Setting, SweepRuns, label
 from poimen_exp.sweep.stats import Estimate, paired_difference, t_interval
+from poimen_exp.tracking.progress import TABLE_METRICS as RESULT_METRICS
 from poimen_exp.wording import counted
 
 At = Literal["last", "best"]
 """The validation that a run is judged by: its last one, or the one with the best ``val/reward/total``."""
 
 EVIDENCE_FREE = "gates/update_accuracy/evidence_free"
+_LABELS = {f"val/{name}": label for name, label in RESULT_METRICS}
 TABLE_METRICS: tuple[tuple[str, str], ...] = (
-    (OBJECTIVE, "reward, mean"),
-    ("val/gates/update_accuracy/evidence_present", "update accuracy on evidence, share"),
-    (f"val/{EVIDENCE_FREE}", "update accuracy without evidence, share"),
-    ("val/gates/exit/exact", "exit exact, share"),
-    ("val/gates/exit/early", "exit early, share"),
-    ("val/gates/exit/late", "exit late, share"),
-    ("val/gates/format_correct", "format correct, share"),
+    *((name, _LABELS[name]) for name in (
+        OBJECTIVE, "val/gates/update_accuracy/evidence_present", f"val/{EVIDENCE_FREE}", "val/gates/exit/exact",
+        "val/gates/exit/early", "val/gates/exit/late", "val/gates/format_correct",
+    )),
     ("val/response_length/mean", "response length, mean tokens"),
-)
+)  # fmt: skip
 _TABLE_NAMES = frozenset(name for name, _ in TABLE_METRICS)
 COLLAPSE_DROP = 0.10
 """Evidence-free accuracy that falls by more than this from a run's start to its end is a collapse."""

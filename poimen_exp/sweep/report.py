@@ -23,7 +23,7 @@ from poimen_exp.sweep.figures import interactive, write_png
 from poimen_exp.sweep.records import RunRecord, Setting, SweepRuns, label, load_sweep
 from poimen_exp.sweep.stats import Estimate
 from poimen_exp.tracking.files import write_atomic, write_json
-from poimen_exp.tracking.metric_names import denominator_of
+from poimen_exp.tracking.metric_names import denominator_in
 from poimen_exp.wording import counted
 
 
@@ -98,10 +98,12 @@ def as_markdown(report: Report) -> str:
 
 
 def table_cells(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for each metric: its name, what n counts, and a cell for each setting."""
+    """A line for each metric that some run has: its name, what n counts, and a cell for each setting."""
+    logged = {name for row in rows for name in row.estimates}
     return [
-        [title, denominator_of(name) or "", *(_cell(row.estimates.get(name)) + _n(row, name) for row in rows)]
+        [title, denominator_in(name, logged) or "", *(_cell(row.estimates.get(name)) + _n(row, name) for row in rows)]
         for name, title in TABLE_METRICS
+        if name in logged or not logged
     ]
 
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from poimen_exp.cli import app
 from poimen_exp.errors import Refused
-from poimen_exp.sweep.compare import Collapse, verdict
+from poimen_exp.sweep.compare import Collapse, Row, verdict
 from poimen_exp.sweep.figures import curves_of, mean_of
 from poimen_exp.sweep.records import load_sweep
-from poimen_exp.sweep.report import as_markdown, make_report, write_report
+from poimen_exp.sweep.report import as_markdown, make_report, table_cells, write_report
 from poimen_exp.sweep.stats import paired_difference, t_interval
 
 FREE = "gates/update_accuracy/evidence_free"
@@ -216,3 +216,19 @@ def test_the_command_prints_table_verdict_and_files(tmp_path: Path) -> None:
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no run lies here; expected a sweep's folder"):
         make_report(tmp_path, "last", None, partial=False)
+
+
+def test_a_sweep_over_prompts_has_the_lines_that_it_logs_and_counts_responses() -> None:
+    rewards, lengths = t_interval([0.5, 0.5]), t_interval([12.0, 12.0])
+    prompts = Row((("alpha", "0.9"),), {REWARD: rewards, "val/response_length/mean": lengths}, (1, 2), {REWARD: 16})
+    assert [line[:2] for line in table_cells([prompts])] == [
+        ["reward, mean", "responses"],
+        ["response length, mean tokens", "responses"],
+    ]
+    gates = Row((("alpha", "1.0"),), {REWARD: rewards, f"val/{FREE}": rewards}, (1, 2), {REWARD: 16})
+    assert [line[:2] for line in table_cells([gates])] == [
+        ["reward, mean", "trajectories"],
+        ["update ok without evidence, share", "chunks"],
+    ]
+    nothing_yet = Row((("alpha", "1.0"),), {}, (1,), {})
+    assert len(table_cells([nothing_yet])) == 8
