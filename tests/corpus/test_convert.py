@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from poimen_exp.corpus.convert import Conversion, hotpotqa, locomo, mapped, musique, qmsum, write_conversion
 from poimen_exp.corpus.convert.locomo import turn_ids
-from poimen_exp.corpus.convert.pools import Paragraph, PoolQuestion, assign_projects
+from poimen_exp.corpus.convert.pools import Paragraph, PoolQuestion, assign_projects, pooled_records
 from poimen_exp.errors import CorpusError, Refused
 
 from .support import open_at
@@ -151,6 +152,50 @@ def test_gold_is_shared_through_chains_of_questions() -> None:
 
     projects = assign_projects([one("a", "x"), one("b", "x", "y"), one("c", "y"), one("d", "z")], 5, "p")
     assert projects["a"] == projects["b"] == projects["c"] != projects["d"]
+
+
+def test_an_equal_evidence_text_in_other_paragraphs_is_shared_gold() -> None:
+    def one(name: str, before: str) -> PoolQuestion:
+        text = f"{before} {sentence('Nile')}"
+        return PoolQuestion(name, "?", ("a",), (Paragraph(before, text, ((len(before) + 1, len(text)),)),))
+
+    projects = assign_projects([one("a", "One."), one("b", "Two.")], 2, "p")
+    assert projects["a"] == projects["b"]
+
+
+def pooled(questions: list[PoolQuestion], tokens: float, documents: int = 1) -> dict[str, list[str]]:
+    """Texts of each document, sorted; one project, every paragraph costs 10."""
+    records = list(pooled_records(questions, 1, tokens, lambda _: 10.0, "p", Counter(), documents))
+    found = [row for row in records if row["type"] == "document"]
+    return {row["document_id"]: sorted(unit["text"] for unit in row["units"]) for row in found}
+
+
+def pool_question(name: str, *others: Paragraph, answer: str = "no") -> PoolQuestion:
+    return PoolQuestion(name, "?", (answer,), (Paragraph(f"of {name}", f"gold {name}", ((0, 4),)), *others))
+
+
+def test_a_document_may_reach_its_size_exactly() -> None:
+    assert [len(texts) for texts in pooled([pool_question(name) for name in "abc"], 20).values()] == [2, 2, 2]
+
+
+def test_further_documents_do_not_keep_the_questions_own_distractors() -> None:
+    asked = [pool_question("a", Paragraph("t", "own")), pool_question("b")]
+    # The first keeps what came with the question whatever its size; no draw fits beside the gold.
+    assert pooled(asked, 10, documents=2) == {
+        "a": ["gold a", "own"], "a-2": ["gold a"], "b": ["gold b"], "b-2": ["gold b"],
+    }  # fmt: skip
+
+
+def test_another_version_of_a_gold_paragraph_is_no_distractor() -> None:
+    asked = [pool_question("a"), pool_question("b", Paragraph("OF A", "other version"))]
+    assert pooled(asked, 100) == {"a": ["gold a", "gold b"], "b": ["gold a", "gold b", "other version"]}
+
+
+@pytest.mark.parametrize(("words", "drawn"), [(6, False), (7, True)])
+def test_an_answer_of_six_words_is_short(words: int, drawn: bool) -> None:
+    answer = " ".join("abcdefg"[:words])
+    asked = [pool_question("x", answer=answer), pool_question("y", Paragraph("t", f"it is {answer}"))]
+    assert (f"it is {answer}" in pooled(asked, 100)["x"]) == drawn
 
 
 def musique_row(name: str, gold: list[str], **more: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ T, F, N = True, False, None
         ((F, N), None, ExitTarget(False)),
         ((N, N), None, ExitTarget(False)),
         ((T, N, F), 1, ExitTarget(True, 1)),  # exit_index wins
+        ((F, T, F), 1, ExitTarget(True, 1)),
         ((F, F, F), 2, ExitTarget(True, 2)),
         ((T, F, F), 2, ExitTarget(True, 2)),
         ((N, N), 0, ExitTarget(True, 0)),

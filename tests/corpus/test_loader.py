@@ -168,6 +168,12 @@ def test_max_val_tasks_keeps_the_same_tasks_whatever_the_row_order(tmp_path: Pat
     assert [task.task_id for task in one] == sorted(task.task_id for task in one)
 
 
+def test_max_val_tasks_leaves_the_other_sides_whole(tmp_path: Path) -> None:
+    rows = [labelled(f"t{n:02d}", f"p{n % 3}", [True]) for n in range(30)]
+    corpus = open_at(write(tmp_path / "c", rows), max_val_tasks=4)
+    assert (len(corpus.split("train")), len(corpus.split("val")), len(corpus.split("test"))) == (10, 4, 10)
+
+
 def test_chunking_is_cached_and_touches_only_the_side_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

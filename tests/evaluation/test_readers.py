@@ -60,6 +60,18 @@ def test_the_position_rule_updates_nowhere_where_position_says_nothing() -> None
     assert not any(fit_position_rule(tasks).update)
 
 
+def test_the_position_rule_keeps_shut_where_no_label_or_as_many_of_both_lie() -> None:
+    # Of two chunks one is in the first tenth, which has evidence in one task of two, and one in the sixth.
+    tasks = [task((first, True), ExitTarget(True, 1)) for first in (False, True)]
+    assert fit_position_rule(tasks).update == tuple(tenth == 5 for tenth in range(10))
+
+
+def test_the_position_rule_counts_never_as_the_last_chunk() -> None:
+    never, early = task((False,) * 10, ExitTarget(True, None)), task((True,) + (False,) * 9, ExitTarget(True, 0))
+    assert fit_position_rule([never, never, early]).exit_share is None
+    assert fit_position_rule([never, early, early]).exit_share == 0.0
+
+
 def test_an_interval_is_over_projects_from_five_on_and_over_tasks_below() -> None:
     values = [0.0, 1.0] * 5
     tasks = [str(place) for place in range(10)]
@@ -71,6 +83,20 @@ def test_an_interval_is_over_projects_from_five_on_and_over_tasks_below() -> Non
     # Each project has one 0 and one 1: between projects nothing varies, so the interval has no width.
     assert (many.low, many.high, many.resampled) == (0.5, 0.5, "projects")
     assert few.low < 0.4 < 0.6 < few.high
+
+
+def test_an_interval_holds_95_of_100_resamples() -> None:
+    # One of three tasks is right: all three draws take it once in 27 times, which is between 1 in 40 and 1 in 20.
+    found = estimate([1.0, 0.0, 0.0], ["p"] * 3, ["a", "b", "c"], "turns")
+    assert found is not None
+    assert (found.low, found.high) == (0.0, 1.0)
+
+
+def test_a_task_weighs_by_its_values() -> None:
+    # Of four draws three take task a in 5 of 100 times: 3 right of 3 + 3; four take it in 1 of 256.
+    found = estimate([1.0] + [0.0] * 9, ["p"] * 10, list("abbbcccddd"), "turns")
+    assert found is not None
+    assert (found.mean, found.low, found.high) == (0.1, 0.0, 0.5)
 
 
 def test_without_values_there_is_no_estimate() -> None:

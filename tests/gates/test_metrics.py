@@ -56,6 +56,12 @@ def test_a_metric_without_a_denominator_is_absent() -> None:
     assert gate_metrics([]).means() == {}
 
 
+def test_an_unknown_exit_is_in_no_mean_of_a_task_with_answers() -> None:
+    means = gate_metrics([scored(task(exit_known=False), [NO, END, RED]), scored(task(), [END, RED])])
+    assert (means.counts["reward/outcome"], means.counts["reward/exit"]) == (2, 1)
+    assert means.means()["reward/exit"] == -0.75  # early, of the one whose target is known
+
+
 def test_an_early_exit_is_early() -> None:
     found = gate_metrics([scored(task(), [END, RED])]).means()
     assert [found[f"gates/exit/{kind}"] for kind in ("exact", "early", "late")] == [0.0, 1.0, 0.0]

@@ -57,6 +57,14 @@ def test_end_applies_its_own_update_and_stops() -> None:
     assert len(prompts) == 3
 
 
+def test_end_without_an_update_keeps_the_memory() -> None:
+    trajectory, prompts = read_prompts(
+        [turn_text(True, memory="one"), turn_text(False, end=True, memory="two"), answer_text("x")]
+    )
+    assert (trajectory.exit_index, [turn.memory for turn in trajectory.turns]) == (1, ["one"] * 3)
+    assert "Memory: one" in prompts[-1]
+
+
 def test_without_an_end_everything_is_read_and_the_answer_row_still_comes() -> None:
     trajectory, prompts = read_prompts([turn_text(False)] * 3 + ["no box"])
     assert trajectory.exit_index == 2

@@ -62,6 +62,12 @@ def test_rows_stand_in_the_order_of_trajectories_and_turns() -> None:
     assert rows.update_reward.tolist() == [0.0, 1.0, 0.0, -1.0, 0.0]
 
 
+def test_the_row_of_a_malformed_turn_carries_its_punishment() -> None:
+    rows = scoring.gate_rows([scored(task((False, True), 1), [MALFORMED, END, RED])])
+    assert rows.valid.tolist() == [True, True, False]
+    assert rows.update_reward.tolist() == [-1.0, 1.0, 0.0]
+
+
 def test_answer_rows_carry_the_trajectory_term_alone() -> None:
     batch = [
         scored(task(), [NO, END, RED], 0, 0),

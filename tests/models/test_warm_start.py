@@ -48,6 +48,7 @@ class Trained:
         codec = load_codec(MODEL)
         self.policy = Policy(settings.model, torch.device("cpu"))
         self.before = self.policy.state()
+        self.sampled = {name: value.clone() for name, value in self.policy.sampler.state_dict().items()}
         self.said: list[str] = []
         protocol = GateProtocol(codec, "chunk_first", "terse", MEMORY_TOKENS)
         gates = replace(settings.gates, warm_start_steps=steps)
@@ -82,6 +83,8 @@ def test_it_learns_and_says_its_loss(settings: SoloSettings, tasks: list[Reading
     assert 0.0 < trained.report.last_loss < 0.8 * trained.report.first_loss
     assert [line.split(":")[0] for line in trained.said] == [f"warm start {step}/30" for step in (10, 20, 30)]
     assert trained.moved()
+    sampler = trained.policy.sampler.state_dict()
+    assert any(not torch.equal(value, sampler[name]) for name, value in trained.sampled.items())
 
 
 @pytest.mark.parametrize("gradient", [False, True])

@@ -174,6 +174,36 @@ def test_epochs_and_mini_batches_are_the_critics_own(tiny_folder: Path) -> None:
     assert (report.taken, list(report.skipped)) == (6, [])
 
 
+def test_metrics_are_means_over_optimizer_steps(tiny_folder: Path) -> None:
+    made = critic(tiny_folder, ppo_mini_batch_size=1, optim=replace(OPTIM, lr=0.0))
+    rows, returns, old = some_rows(), targets(1), targets(2)
+    alone = [
+        made.update(replace(batch(rows[part], [0.0] * 3, [0] * 3), returns=returns[part]), old[part]).metrics
+        for part in (slice(0, 3), slice(3, 6))
+    ]
+    both = made.update(learnable(), old).metrics
+    for name in ("critic/vf_loss", "critic/vpred_mean", "critic/grad_norm"):
+        assert abs(alone[0][name] - alone[1][name]) > 1e-3
+        assert both[name] == pytest.approx((alone[0][name] + alone[1][name]) / 2, rel=1e-3)
+
+
+def test_the_gradient_is_clipped_to_its_norm(tiny_folder: Path) -> None:
+    made = critic(tiny_folder, optim=replace(OPTIM, grad_clip=1e-3))
+    report = made.update(learnable(), targets(2))
+    squares = [value.grad.square().sum() for value in made.trainable().values() if value.grad is not None]
+    assert float(torch.stack(squares).sum().sqrt()) == pytest.approx(1e-3, rel=1e-3)
+    assert report.metrics["critic/grad_norm"] > 1e-2  # before clipping
+
+
+def test_weights_decay_by_rate_and_decay_alone_where_nothing_is_learnt(tiny_folder: Path) -> None:
+    made = critic(tiny_folder, optim=replace(OPTIM, lr=0.1, weight_decay=0.5))
+    before, now = made.state(), made.values(some_rows())
+    # Right values beside old ones ten above: the clipped value, 9.5 off, is the larger error and has no gradient.
+    made.update(replace(learnable(), returns=now), tuple(value + 10.0 for value in now))
+    for name, value in made.state().items():
+        assert torch.allclose(value, 0.95 * before[name], rtol=1e-6, atol=0)
+
+
 def test_a_return_that_is_no_number_is_named_and_the_weights_stay(tiny_folder: Path) -> None:
     made = critic(tiny_folder)
     before = made.state()

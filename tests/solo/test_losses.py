@@ -98,6 +98,21 @@ def test_the_dual_clip_bounds_a_punished_ratio() -> None:
     assert metrics["actor/pg_clipfrac_lower"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("advantage", "log_ratio", "expected"),
+    [
+        (-1.0, -1.0, 0.9),  # 1/e
+        (1.0, 1.0, -1.3),  # e
+        (-1.0, 1.0, 2.0),  # e, punished
+    ],
+)
+def test_every_bound_is_its_own_setting(advantage: float, log_ratio: float, expected: float) -> None:
+    settings = replace(LOSS, clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=2.0)
+    batch = even([1], [advantage])
+    batch = replace(batch, old_log_probs=batch.log_probs.detach() - log_ratio)
+    assert actor_loss(batch, MiniBatchSize(1, 1), settings)[0].item() == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "loss", [LOSS, KL, ENTROPY, replace(KL, entropy_coeff=0.1)], ids=["pg", "kl", "entropy", "all"]
@@ -161,6 +176,15 @@ def test_the_loss_is_verls_own_ppo_loss(mode: str, loss: LossSettings) -> None:
     assert mine.item() == pytest.approx(wanted.item(), abs=1e-6)
     assert torch.allclose(gradient, wanted_gradient, atol=1e-7)
     assert wanted.item() != 0
+
+
+def test_the_scale_factor_divides_what_rows_sum_to() -> None:
+    # (2 x 1 + 3 x 0.5) / 2 rows / 7; the width of the forward, 3 or 2, would divide otherwise.
+    settings = replace(LOSS, loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=7)
+    batch, size = even([2, 3], [1.0, 0.5]), MiniBatchSize(5, 2)
+    assert actor_loss(batch, size, settings)[0].item() == pytest.approx(-0.25, abs=1e-6)
+    shares = [actor_loss(part(batch, slice(place, place + 1), 2 + place), size, settings)[0] for place in (0, 1)]
+    assert [share.item() for share in shares] == pytest.approx([-1 / 7, -0.75 / 7], abs=1e-6)
 
 
 def test_finite_says_whether_every_entry_is_a_number() -> None:

@@ -152,6 +152,28 @@ def test_the_gradient_is_clipped_to_its_norm(tiny_policy: Policy) -> None:
     assert report.metrics["actor/grad_norm"] > 1e-2  # before clipping
 
 
+def test_the_norm_of_a_step_is_the_mean_over_its_optimizer_steps(tiny_policy: Policy) -> None:
+    frozen = replace(OPTIM, lr=0.0)
+    rows, advantages = some_rows(), [1.0, -1.0, 0.25, 0.1, -0.1, -0.05]
+    alone = replace(STEP, train_batch_size=1, ppo_mini_batch_size=1)
+    parts = [batch(rows[place : place + 3], advantages[place : place + 3], [0] * 3) for place in (0, 3)]
+    first, second = (
+        updater(tiny_policy, optim=frozen, step=alone).update(items).metrics["actor/grad_norm"] for items in parts
+    )
+    both = updater(tiny_policy, optim=frozen, step=TWO_MINIS).update(batch(rows, advantages, [0, 0, 0, 1, 1, 1]))
+    assert abs(first - second) > 0.1 * first
+    assert both.metrics["actor/grad_norm"] == pytest.approx((first + second) / 2, rel=1e-3)
+
+
+def test_the_entropy_bonus_makes_the_policy_less_sure(tiny_policy: Policy) -> None:
+    """Without advantages nothing else has a gradient."""
+    still = batch(some_rows(), [0.0] * 6, [0, 0, 0, 1, 1, 1])
+    made = updater(tiny_policy, loss=replace(LOSS, entropy_coeff=1.0), optim=replace(OPTIM, lr=1e-3))
+    found = [made.update(still).metrics["actor/entropy"] for _ in range(5)]
+    assert found == sorted(found)
+    assert found[-1] > found[0] + 1e-3
+
+
 def test_the_kl_loss_is_zero_at_the_reference_and_pulls_back_to_it(tiny_policy: Policy) -> None:
     loss = replace(LOSS, use_kl_loss=True, kl_loss_coef=1.0)
     reference = tiny_policy.state()
@@ -193,6 +215,22 @@ def test_warm_up_starts_at_rate_zero_and_counts_rollout_batches(tiny_policy: Pol
     rates += [made.update(some_batch()).metrics["actor/lr"] for _ in range(4)]
     # The rate that the next batch will have, as verl logs it.
     assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01], abs=1e-9)
+
+
+def test_weights_decay_by_rate_and_decay_alone_where_nothing_is_learnt(tiny_policy: Policy) -> None:
+    before = tiny_policy.state()
+    still = batch(some_rows(), [0.0] * 6, [0, 0, 0, 1, 1, 1])
+    updater(tiny_policy, optim=replace(OPTIM, lr=0.1, weight_decay=0.5)).update(still)
+    for name, value in tiny_policy.state().items():
+        assert torch.allclose(value, 0.95 * before[name], rtol=1e-6, atol=0)
+
+
+def test_a_cosine_ends_at_its_least_rate(tiny_policy: Policy) -> None:
+    optim = replace(OPTIM, lr_scheduler_type="cosine", min_lr_ratio=0.2, total_training_steps=4)
+    made = updater(tiny_policy, optim=optim)
+    rates = [made.update(batch([], [], [])).metrics["actor/lr"] for _ in range(4)]
+    # 0.6 + 0.4 cos(pi t / 4), of 0.01.
+    assert rates == pytest.approx([0.00882843, 0.006, 0.00317157, 0.002], abs=1e-8)
 
 
 def test_an_unknown_schedule_is_refused_by_name(tiny_policy: Policy) -> None:

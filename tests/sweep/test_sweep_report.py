@@ -101,6 +101,30 @@ def test_the_table_has_means_over_seeds_at_the_last_or_the_best_validation(tmp_p
     assert "exit exact" not in written  # no run has it
 
 
+def _alone(tmp_path: Path, lines: list[str]) -> Path:
+    """A sweep of one run."""
+    sweep = tmp_path / "multirun/fake/noon"
+    sweep.mkdir(parents=True)
+    (sweep / "sweep.json").write_text(json.dumps({"swept": ["alpha", "seed"]}))
+    _run(sweep, 0, "0.9", 1, lines)
+    return sweep
+
+
+def test_the_best_of_equal_validations_is_the_first_and_n_is_its_own(tmp_path: Path) -> None:
+    best = json.loads(_line(5, reward=2.0, free=0.7))
+    best["counts"] = dict.fromkeys(best["counts"], 7)
+    lines = [_line(0, reward=1.0, free=0.5), json.dumps(best) + "\n", _line(10, reward=2.0, free=0.9)]
+    [row] = make_report(_alone(tmp_path, lines), "best", None, partial=False).rows
+    assert row.estimates[f"val/{FREE}"].mean == 0.7
+    assert row.counts == {REWARD: 7, f"val/{FREE}": 7}
+
+
+def test_a_small_fall_is_no_collapse_of_its_seed(tmp_path: Path) -> None:
+    lines = [_line(0, reward=1.0, free=0.5), _line(10, reward=1.0, free=0.45)]
+    said = make_report(_alone(tmp_path, lines), "last", None, partial=False).verdict
+    assert "no setting collapsed. alpha 0.9: 0.500 -> 0.450, fell in 0 of 1 seed." in said
+
+
 def test_two_alphas_are_compared_by_seed(tmp_path: Path) -> None:
     sweep = _sweep(tmp_path)
     [comparison] = make_report(sweep, "last", None, partial=False).comparisons
