@@ -87,6 +87,20 @@ def test_it_learns_and_says_its_loss(settings: SoloSettings, tasks: list[Reading
     assert any(not torch.equal(value, sampler[name]) for name, value in trained.sampled.items())
 
 
+def test_the_rate_falls_from_the_first_step_to_almost_nothing(
+    settings: SoloSettings, tasks: list[ReadingTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+
+    def step(_: Policy, optimizer: torch.optim.Optimizer, *__: Any) -> tuple[float, bool]:
+        rates.extend(group["lr"] for group in optimizer.param_groups)
+        return 0.5, True
+
+    monkeypatch.setattr(module, "_supervised_step", step)
+    Trained(settings, tasks, 4)
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+
+
 @pytest.mark.parametrize("gradient", [False, True])
 def test_a_step_without_a_number_is_skipped_and_named(
     settings: SoloSettings, tasks: list[ReadingTask], monkeypatch: pytest.MonkeyPatch, gradient: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from poimen_exp.errors import Refused
 from poimen_exp.evaluation import table
 from poimen_exp.evaluation.evaluate import SHOWN, Evaluation, ReaderScores
 from poimen_exp.evaluation.intervals import Estimate
+from poimen_exp.evaluation.readers import PositionRule, fit_position_rule
 from poimen_exp.evaluation.table import print_evaluation
+from poimen_exp.gates.types import ReadingTask
 from poimen_exp.solo.policy import Policy
 from poimen_exp.tracking.metric_names import denominator_of
 from poimen_exp.tracking.progress import TABLE_METRICS
 
-from .run_support import small_corpus, small_settings
+from .run_support import small_corpus, small_settings, small_setup
 
 READERS = ["base", "adapter", "oracle gates", "always update", "never update", "position only"]
 PRESENT, FREE = (f"gates/update_accuracy/evidence_{kind}" for kind in ("present", "free"))
@@ -109,8 +112,18 @@ def test_on_a_narrow_terminal_a_row_stays_one_line_with_its_whole_name(
     assert sum(line.startswith("a [b] project ") and "0.123 (1,234)" in line for line in lines) == 6
 
 
-def test_base_and_adapter_stand_beside_the_four_readers_that_frame_them(corpus: Path, adapter: Path) -> None:
+def test_base_and_adapter_stand_beside_the_four_readers_that_frame_them(
+    corpus: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[str] = []
+
+    def fit(tasks: Sequence[ReadingTask]) -> PositionRule:
+        fitted.extend(task.task_id for task in tasks)
+        return fit_position_rule(tasks)
+
+    monkeypatch.setattr("poimen_exp.evaluation.evaluate.fit_position_rule", fit)
     found = evaluate(corpus, "--adapter", str(adapter))
+    assert fitted == [task.task_id for task in small_setup(small_settings(corpus)).corpus.split("train")]
     assert [reader["reader"] for reader in found["readers"]] == READERS
     assert (found["split"], found["tasks"], found["projects"], found["samples"]) == ("val", 4, 1, 1)
     base, tuned = (reader["overall"]["gates/format_correct"]["mean"] for reader in found["readers"][:2])
