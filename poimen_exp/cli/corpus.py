@@ -302,7 +302,7 @@ def convert(
     tokens: Annotated[float, typer.Option(help="hotpotqa, musique: size of a pooled document.")] = 23_000,
     projects: Annotated[int, typer.Option(min=1, metavar="<int>", help="hotpotqa, musique: keys of the split.")] = 10,
     documents: Annotated[
-        int, typer.Option(min=1, metavar="<int>", help="hotpotqa, musique: documents a question.")
+        int, typer.Option(min=1, max=1000, metavar="<int>", help="hotpotqa, musique: documents a question.")
     ] = 1,
     tokenizer: Tokenizer = "words",
     constructed: Annotated[
@@ -336,11 +336,14 @@ def _conversion(
 ) -> Any:
     from poimen_exp.corpus.convert import hotpotqa, locomo, mapped, musique, qmsum, words_x_1_3
 
+    pooled = source in ("hotpotqa", "musique")
+    if documents != 1 and not pooled:
+        raise Refused(f"--documents: only for hotpotqa and musique, got {source}")
     if source == "jsonl":
         return mapped.convert(path, mapped.parse_map(mapping))
     if mapping:
         raise Refused(f"--map: only for jsonl, got {source}")
-    if source in ("hotpotqa", "musique"):
+    if pooled:
         count = words_x_1_3 if tokenizer == "words" else _counter(tokenizer)
         return (hotpotqa if source == "hotpotqa" else musique).convert(path, tokens, projects, count, documents)
     if source in ("locomo", "qmsum"):

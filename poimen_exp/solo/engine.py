@@ -149,8 +149,9 @@ class _Prefixes:
         self._kept.update(zip(prefixes, self._reader.prefixes(ids, mask, lengths), strict=True))
 
     def _nothing(self) -> Tensor:
-        config = self._model.config
-        return torch.zeros((config.num_hidden_layers, 2, config.num_key_value_heads, 0, 1), device=self._model.device)
+        model, config = self._model, self._model.config
+        shape = (config.num_hidden_layers, 2, config.num_key_value_heads, 0, 1)
+        return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
 
 def _within_budget(items: Sequence[T], width: Callable[[T], int]) -> list[list[T]]:

@@ -35,7 +35,8 @@ class Reader(Protocol):
 
 def reader_of(model: Any) -> Reader:
     """A reader with the weights that the model has now."""
-    if type(model).__name__ in _BUILDS and model.device.type == "cpu" and model.dtype == torch.float32:
+    plain = not any(hasattr(module, "base_layer") for module in model.modules())  # no layer with an adapter
+    if type(model).__name__ in _BUILDS and plain and model.device.type == "cpu" and model.dtype == torch.float32:
         return StraightReader(model)
     return PlainReader(model)
 

@@ -135,6 +135,8 @@ def test_agreement_says_what_a_run_would_refuse_in_its_block(tmp_path: Path) -> 
         (["convert", "hotpotqa", "x"], "expected SET INPUT OUT"),
         (["convert", "squad", "x", "y"], "got 'squad', expected hotpotqa"),
         (["convert", "locomo", "x", "y", "--map", "a=b"], "--map: only for jsonl"),
+        (["convert", "qmsum", "x", "y", "--documents", "2"], "--documents: only for hotpotqa and musique, got qmsum"),
+        (["convert", "jsonl", "x", "y", "--documents", "2"], "--documents: only for hotpotqa and musique, got jsonl"),
         (["check", "x", "--tokenizer", "nowhere"], "got no tokenizer.json there"),
         (["check", "x", "--max-prompt-length", "9"], "expected a model folder"),
         (["agreement", "nowhere.jsonl", "b"], r"nowhere\.jsonl:1: not found"),

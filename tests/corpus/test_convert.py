@@ -114,6 +114,20 @@ def test_further_documents_of_a_question_have_its_gold_among_other_distractors(t
         assert all(len(set(row)) == len(row) for row in headers)
 
 
+def test_a_document_that_equals_another_of_its_question_is_counted(tmp_path: Path) -> None:
+    rows = [hotpot_row("q0", "Gold 0", [])]  # one paragraph has one order
+    conversion = hotpotqa.convert(write_lines(tmp_path / "h.json", rows), tokens=200, documents=4)
+    assert list(by_type(conversion)[1]) == ["q0"]
+    assert conversion.dropped == {"document_equals_another_of_its_question": 3}
+
+
+def test_a_further_document_with_the_id_of_a_question_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "h.json", [hotpot_row("q", "Gold 0", ["a"]), hotpot_row("q-2", "Gold 1", ["b"])])
+    assert list(by_type(hotpotqa.convert(path))[1]) == ["q", "q-2"]
+    with pytest.raises(CorpusError, match="documents 2: 'q-2' is the id of a question too"):
+        list(hotpotqa.convert(path, documents=2).records)
+
+
 def test_a_distractor_that_spells_a_short_answer_is_not_added(tmp_path: Path) -> None:
     rows = [hotpot_row("q0", "Gold 0", [], answer="Nile"), hotpot_row("q1", "Gold 1", ["Nile"]), *HOTPOT[2:5]]
     documents, _ = by_type(hotpotqa.convert(write_lines(tmp_path / "h.json", rows), tokens=5000, projects=1))
@@ -182,7 +196,7 @@ def test_further_documents_do_not_keep_the_questions_own_distractors() -> None:
     asked = [pool_question("a", Paragraph("t", "own")), pool_question("b")]
     # The first keeps what came with the question whatever its size; no draw fits beside the gold.
     assert pooled(asked, 10, documents=2) == {
-        "a": ["gold a", "own"], "a-2": ["gold a"], "b": ["gold b"], "b-2": ["gold b"],
+        "a": ["gold a", "own"], "a-2": ["gold a"], "b": ["gold b"],
     }  # fmt: skip
 
 

@@ -95,6 +95,11 @@ def test_only_what_the_straight_reader_knows_is_read_by_it() -> None:
     """Qwen3 has norms of its own on queries and keys; in bfloat16 transformers rounds in other places."""
     assert isinstance(reader_of(model_of("Qwen3")), PlainReader)
     assert isinstance(reader_of(model_of("Qwen2").bfloat16()), PlainReader)
+    import peft
+
+    adapted = model_of("Llama")
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["v_proj"]), adapted)
+    assert isinstance(reader_of(adapted), PlainReader)
 
 
 def test_a_reader_has_the_weights_of_when_it_was_made() -> None:
@@ -128,3 +133,14 @@ def test_an_engine_over_another_build_writes_what_transformers_writes() -> None:
             for _ in range(6):
                 ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
         assert item.ids == tuple(ids[len(prompt.ids) :])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_prompt_that_shares_nothing_is_read_in_the_models_dtype(dtype: torch.dtype) -> None:
+    model = model_of("Llama").to(dtype)
+    engine = TransformersEngine(model, (39,), 0, 4)
+    greedy = Sampling(temperature=0.0, top_p=1.0, top_k=-1, max_tokens=3)
+    prompt = Prompt((5, 6, 7), 0)
+    [made] = engine.generate([Request(prompt, greedy)], torch.Generator())
+    alone = model(torch.tensor([prompt.ids])).logits[0, -1]
+    assert made.ids[0] == int(alone.argmax())

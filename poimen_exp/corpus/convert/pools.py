@@ -12,6 +12,7 @@ from typing import Any
 
 from poimen_exp.corpus.convert import TokenCount
 from poimen_exp.corpus.index import is_distinctive
+from poimen_exp.errors import CorpusError
 
 SHORT_ANSWER_WORDS = 6
 
@@ -98,7 +99,10 @@ def pooled_records(
     The first has the question's own paragraphs and distractors out of its own project's, up to ``tokens``; the others
     its gold and other draws. The order is by the hash of the document's id and paragraph, so that the place of a
     paragraph says nothing about it. No document holds another project's gold; an own distractor that is one is left
-    out and counted.
+    out and counted, and so is a document that equals another one of its question.
+
+    Raises:
+        CorpusError: the id of a further document is a question's.
     """
     project_of = assign_projects(questions, projects, prefix)
     pools: defaultdict[str, dict[str, Paragraph]] = defaultdict(dict)
@@ -116,11 +120,19 @@ def pooled_records(
         own = [one for one in question.paragraphs if one.gold or one.key not in foreign]
         dropped["paragraph_is_gold_of_another_project"] += len(question.paragraphs) - len(own)
         usable = [one for key, one in pools[project].items() if key not in foreign]
+        made: set[tuple[str, ...]] = set()
         for number in range(documents):
             document_id = f"{question.question_id}-{number + 1}" if number else question.question_id
+            if number and document_id in project_of:
+                raise CorpusError(f"documents {documents}: {document_id!r} is the id of a question too")
             kept = list(question.gold) if number else own
             chosen = kept + _distractors(question, document_id, kept, usable, tokens, costs)
             chosen.sort(key=partial(_place, document_id))
+            order = tuple(one.key for one in chosen)
+            if order in made:
+                dropped["document_equals_another_of_its_question"] += 1
+                continue
+            made.add(order)
             yield from _records(question, document_id, project, chosen)
     if not dropped["paragraph_is_gold_of_another_project"]:
         del dropped["paragraph_is_gold_of_another_project"]
