@@ -99,11 +99,11 @@ def as_markdown(report: Report) -> str:
 
 def table_cells(rows: Sequence[Row]) -> list[list[str]]:
     """A line for each metric that some run has: its name, what n counts, and a cell for each setting."""
-    logged = {name for row in rows for name in row.estimates}
+    logged = {name for row in rows for name in row.estimates} or {name for name, _ in TABLE_METRICS}
     return [
         [title, denominator_in(name, logged) or "", *(_cell(row.estimates.get(name)) + _n(row, name) for row in rows)]
         for name, title in TABLE_METRICS
-        if name in logged or not logged
+        if name in logged
     ]
 
 

@@ -255,4 +255,5 @@ def test_a_sweep_over_prompts_has_the_lines_that_it_logs_and_counts_responses() 
         ["update ok without evidence, share", "chunks"],
     ]
     nothing_yet = Row((("alpha", "1.0"),), {}, (1,), {})
-    assert len(table_cells([nothing_yet])) == 8
+    cells = table_cells([nothing_yet])
+    assert (len(cells), cells[0][1]) == (8, "trajectories")
