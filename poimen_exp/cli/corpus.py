@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 _MIN_KAPPA = 0.6
+_POOL_TOKENS, _POOL_PROJECTS = 23_000, 10
 
 Folder = Annotated[Path, typer.Argument(help="A poimen.corpus/1 folder.")]
 Tokenizer = Annotated[
@@ -299,8 +300,10 @@ def convert(
     ],
     source: Annotated[str | None, typer.Option("--from", help="hotpotqa, musique, locomo, qmsum or jsonl.")] = None,
     mapping: Annotated[list[str] | None, typer.Option("--map", help="jsonl: field=path, repeated.")] = None,
-    tokens: Annotated[float, typer.Option(help="hotpotqa, musique: size of a pooled document.")] = 23_000,
-    projects: Annotated[int, typer.Option(min=1, metavar="<int>", help="hotpotqa, musique: keys of the split.")] = 10,
+    tokens: Annotated[float, typer.Option(help="hotpotqa, musique: size of a pooled document.")] = _POOL_TOKENS,
+    projects: Annotated[
+        int, typer.Option(min=1, metavar="<int>", help="hotpotqa, musique: keys of the split.")
+    ] = _POOL_PROJECTS,
     documents: Annotated[
         int, typer.Option(min=1, max=1000, metavar="<int>", help="hotpotqa, musique: documents a question.")
     ] = 1,
@@ -337,8 +340,14 @@ def _conversion(
     from poimen_exp.corpus.convert import hotpotqa, locomo, mapped, musique, qmsum, words_x_1_3
 
     pooled = source in ("hotpotqa", "musique")
-    if documents != 1 and not pooled:
-        raise Refused(f"--documents: only for hotpotqa and musique, got {source}")
+    given = {
+        "--tokens": tokens != _POOL_TOKENS,
+        "--projects": projects != _POOL_PROJECTS,
+        "--documents": documents != 1,
+    }
+    for option, changed in given.items():
+        if changed and not pooled:
+            raise Refused(f"{option}: only for hotpotqa and musique, got {source}")
     if source == "jsonl":
         return mapped.convert(path, mapped.parse_map(mapping))
     if mapping:
