@@ -25,14 +25,14 @@ status=0
 timeout --signal=INT --kill-after=60 "$seconds" "$python" -m poimen_exp +experiment=smollm2 tracking=none \
   "corpus.path=$corpus" "actor_rollout_ref.model.path=$model" "hydra.run.dir=$run" "$@" || status=$?
 clock "training ended with $status"
-# 124 and 130: the time was over. Its adapter is that of the best checkpoint; other failures end here.
+# 124 and 130: the time was over; its adapter is then one of its checkpoints (adapter.weights). Other failures end here.
 if [[ $status -eq 124 || $status -eq 130 || $status -eq 137 ]]; then
   last=$(find "$run/checkpoints" -path '*/global_step_*/manifest.json' | sed 's|.*global_step_||; s|/.*||' | sort -n | tail -1)
   if [[ ${last:-0} -eq 0 ]]; then
     echo "time over before the first checkpoint of a step: give it more than $seconds s" >&2
     exit 1
   fi
-  echo "time over: keeping the best of the checkpoints up to step $last"
+  echo "time over: going back to the last checkpoint, step $last"
   cp "$run/metrics.jsonl" "$out/metrics.jsonl" # resuming drops the steps after the last checkpoint
   poimen resume "$run" "trainer.total_training_steps=$last"
 elif [[ $status -ne 0 ]]; then

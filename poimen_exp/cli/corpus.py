@@ -321,6 +321,8 @@ def convert(
         source, paths = paths[0], paths[1:]
     if source is None or len(paths) != 2:
         raise Refused(f"convert: got {' '.join(paths)!r}, expected SET INPUT OUT, or --from SET INPUT OUT")
+    if constructed and source != "jsonl":
+        raise Refused(f"--constructed: only for jsonl, got {source}")
     conversion = _conversion(source, Path(paths[0]), mapping or [], tokens, projects, tokenizer, documents)
     labels: dict[str, Any] = {}
     if source == "jsonl" and not constructed:
@@ -344,6 +346,7 @@ def _conversion(
         "--tokens": tokens != _POOL_TOKENS,
         "--projects": projects != _POOL_PROJECTS,
         "--documents": documents != 1,
+        "--tokenizer": tokenizer != "words",
     }
     for option, changed in given.items():
         if changed and not pooled:

@@ -90,6 +90,7 @@ class StopKeys:
 
 @dataclass(frozen=True)
 class AdapterKeys:
+    weights: Literal["best", "last"]
     registry: str | None
     name: str
 

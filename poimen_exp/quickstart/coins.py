@@ -2,8 +2,12 @@
 
 A network that only ever saw random gates has nothing at the gate's position that tells evidence from noise, and a few
 dozen steps of LoRA do not build it. A pretrained model has such features. So the tiny network first learns the right
-gates, as pretraining would teach them in passing, and then, in its last MLP alone, to toss coins instead. What it
-writes is random; what reinforcement learning has to find is the way back.
+gates for a short while, as pretraining would teach them in passing, and then, in its last layer alone, to toss coins
+instead. What it writes is random; what reinforcement learning has to find is the way back.
+
+How long it learns the right gates decides how much alike the two kinds of chunk look to them. After 150 steps an update
+learned on evidence spreads to chunks without it, as in a pretrained model; after 500 steps of four times the batch in
+some seeds it does not, and a run without the update reward keeps its gate (docs/results/alpha-quickstart.md).
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CoinRecipe:
-    """Steps of the two phases; batch and seed are those of the main training."""
+    """Steps of the two phases; the seed follows that of the main training."""
 
-    right_steps: int = 500
+    batch: int = 128
+    right_steps: int = 150
     right_lr: float = 1.5e-3
     coin_steps: int = 300
     coin_lr: float = 1e-3
@@ -55,16 +60,16 @@ def make_coins(
     report: Callable[[str, int, float], None],
     coins: CoinRecipe | None = None,
 ) -> None:
-    """Teaches the right gates to the whole network, then random ones to its last MLP; in place."""
+    """Teaches the right gates to the whole network, then random ones to its last layer; in place."""
     coins = coins or CoinRecipe()
     network.to(device).train()
-    _phase(network, protocol, replace(recipe, steps=coins.right_steps, seed=recipe.seed + 1), coins.right_lr, coins,
-           device, report, "right gates")  # fmt: skip
-    last = f"layers.{network.config.num_hidden_layers - 1}.mlp."
+    right = replace(recipe, steps=coins.right_steps, batch=coins.batch, seed=recipe.seed + 1)
+    tossed = replace(recipe, steps=coins.coin_steps, batch=coins.batch, seed=recipe.seed + 2)
+    _phase(network, protocol, right, coins.right_lr, coins, device, report, "right gates")
+    last = f"layers.{network.config.num_hidden_layers - 1}."
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(last in name)
-    _phase(network, protocol, replace(recipe, steps=coins.coin_steps, seed=recipe.seed + 2), coins.coin_lr, coins,
-           device, report, "coins")  # fmt: skip
+    _phase(network, protocol, tossed, coins.coin_lr, coins, device, report, "coins")
     network.requires_grad_(True)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from poimen_exp.errors import RunFailed
+from poimen_exp.solo.settings import AdapterWeights
 from poimen_exp.tracking.files import fsync_folder, prefix_sha256, sha256_of
 from poimen_exp.tracking.run_folder import RunFolder
 
@@ -56,13 +57,13 @@ class Progress:
             return replace(self, best_value=value, best_step=self.step, bad_validations=0, first_value=first)
         return replace(self, bad_validations=self.bad_validations + 1, first_value=first)
 
-    def adapter_step(self, began_fresh: bool) -> int:
-        """Step whose weights become the run's adapter: the best validation's.
+    def adapter_step(self, began_fresh: bool, weights: AdapterWeights = "best") -> int:
+        """Step whose weights become the run's adapter: the best validation's, or with ``weights="last"`` the last.
 
-        The last step's where nothing was validated, or where no validation beat the start of a run that began with a
-        fresh adapter: that one changes nothing, and no server mounts it.
+        The last too where nothing was validated, or where no validation beat the start of a run that began with
+        a fresh adapter: that one changes nothing, and no server mounts it.
         """
-        if self.best_step is None or (self.best_step == 0 and began_fresh):
+        if weights == "last" or self.best_step is None or (self.best_step == 0 and began_fresh):
             return self.step
         return self.best_step
 

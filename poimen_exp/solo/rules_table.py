@@ -384,6 +384,7 @@ OWN: dict[str, str] = {
     "stop.patience": "trainer.patience",
     "stop.min_delta": "trainer.min_delta",
     "stop.on_collapse": "trainer.on_collapse",
+    "adapter.weights": "trainer.adapter_weights",
     "rewards.provider": "reward.provider",
     "reference.adapter": "reference",
 }

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def run_solo(settings: SoloSettings, setup: Setup, tracker: Tracker, say: Say, resume: bool = False) -> RunResult:
-    """Trains, and leaves the adapter of the best validation (of the last step where there was none).
+    """Trains, and leaves the adapter of ``Progress.adapter_step``.
 
     Args:
         resume: go on from the newest complete checkpoint of the run folder, if there is one.
@@ -41,7 +41,7 @@ def run_solo(settings: SoloSettings, setup: Setup, tracker: Tracker, say: Say, r
         say(f"trainer.critic_warmup={warmup}: until step {warmup} only the critic learns, the actor stays as it is")
     status = loop.train()
     progress = loop.progress
-    adapter = export_best(settings, setup, loop, folder)
+    adapter = write_adapter(settings, setup, loop, folder)
     return RunResult(
         status=status,
         objective_value=progress.best_value,
@@ -196,11 +196,13 @@ def _require_same(saved: Mapping[str, str], now: Mapping[str, str], folder: RunF
         )
 
 
-def export_best(settings: SoloSettings, setup: Setup, loop: Loop, folder: RunFolder) -> Path:
+def write_adapter(settings: SoloSettings, setup: Setup, loop: Loop, folder: RunFolder) -> Path:
     """Writes ``adapter/``: the weights of ``Progress.adapter_step``."""
     progress = loop.progress
-    step = progress.adapter_step(settings.model.adapter is None and settings.gates.warm_start_steps == 0)
-    if step != progress.best_step and progress.best_step is not None:
+    fresh = settings.model.adapter is None and settings.gates.warm_start_steps == 0
+    weights = settings.trainer.adapter_weights
+    step = progress.adapter_step(fresh, weights)
+    if weights == "best" and step != progress.best_step and progress.best_step is not None:
         loop.say(f"no validation was better than the base model's (step 0): adapter/ is that of step {step}")
     if step != progress.step:
         best = load_checkpoint(folder.checkpoint(step))

@@ -12,6 +12,8 @@ from poimen_exp.gates.types import Sampling
 Estimator = Literal["poimen_gates", "gae", "grpo", "rloo", "reinforce_plus_plus"]
 """``algorithm.adv_estimator``: ``poimen_gates`` trains the gates, the others single-turn prompts."""
 
+AdapterWeights = Literal["best", "last"]
+"""Whose weights a run leaves as its adapter: the best validation's or the last step's."""
 ProviderName = Literal["exact_answer", "target_length", "verl"]
 
 
@@ -214,6 +216,7 @@ class TrainerSettings:
     """Validations without a better ``val/reward/total`` before the run stops; None never stops."""
     min_delta: float
     on_collapse: Literal["warn", "stop"]
+    adapter_weights: AdapterWeights = "best"
     critic_warmup: int = 0
     """Steps before this one train the critic alone."""
     resume_from: Path | None = None

@@ -27,7 +27,7 @@ class RunResult:
         objective_value: of the best validation; None where there was none.
         step: last step done.
         best_step: step of the best validation; None where there was none.
-        adapter: PEFT folder of the best step, if one was exported.
+        adapter: PEFT folder, if one was exported; its ``poimen.json`` says of which step.
     """
 
     status: Status

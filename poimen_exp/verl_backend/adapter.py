@@ -1,4 +1,4 @@
-"""The adapter of a verl run: the checkpoint of the best validation, in the format of every other backend."""
+"""The adapter of a verl run: one of its checkpoints, in the format of every other backend."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def export_best(cfg: DictConfig, settings: VerlSettings, reader: Reader, progress: Progress, folder: RunFolder) -> Path:
+def write_adapter(
+    cfg: DictConfig, settings: VerlSettings, reader: Reader, progress: Progress, folder: RunFolder
+) -> Path:
     """Exports the weights of ``adapter_step`` to ``adapter/``."""
-    step = progress.adapter_step(cfg.actor_rollout_ref.model.lora_adapter_path is None)
-    if progress.best_step == 0 and step > 0:
+    weights = cfg.adapter.weights
+    step = progress.adapter_step(cfg.actor_rollout_ref.model.lora_adapter_path is None, weights)
+    if weights == "best" and progress.best_step == 0 and step > 0:
         say_on_stderr(f"no validation was better than the base model's (step 0): adapter/ is that of step {step}")
     line = by_step(read_metrics(folder.metrics).lines).get(step)
     gates, corpus = settings.reader.gates, reader.corpus

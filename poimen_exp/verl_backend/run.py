@@ -10,7 +10,7 @@ from poimen_exp.solo.checkpoint import Progress
 from poimen_exp.tracking.result import RunResult, Status
 from poimen_exp.tracking.run_folder import RunFolder
 from poimen_exp.tracking.tracker import Tracker, say_on_stderr
-from poimen_exp.verl_backend.adapter import export_best
+from poimen_exp.verl_backend.adapter import write_adapter
 from poimen_exp.verl_backend.checkpoint import ResumePoint, newest
 from poimen_exp.verl_backend.launch import prepare_environment, ray_for
 from poimen_exp.verl_backend.monitor import Monitor
@@ -103,7 +103,7 @@ def _result(cfg: DictConfig, settings: VerlSettings, reader: Reader, monitor: Mo
     progress = monitor.progress
     short = progress.step < cfg.trainer.total_training_steps
     status: Status = "converged" if monitor.converged and short else "completed"
-    adapter = export_best(cfg, settings, reader, progress, folder)
+    adapter = write_adapter(cfg, settings, reader, progress, folder)
     return RunResult(
         status=status,
         objective_value=progress.best_value,

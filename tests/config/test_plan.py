@@ -115,6 +115,7 @@ OWN_OTHER: dict[str, tuple[str, Any]] = {
     "stop.patience": ("null", None),
     "stop.min_delta": ("0.5", 0.5),
     "stop.on_collapse": ("stop", "stop"),
+    "adapter.weights": ("last", "last"),
     "reference.adapter": ("elsewhere", Path("elsewhere")),
 }
 

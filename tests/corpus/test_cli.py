@@ -138,6 +138,8 @@ def test_agreement_says_what_a_run_would_refuse_in_its_block(tmp_path: Path) -> 
         (["convert", "qmsum", "x", "y", "--documents", "2"], "--documents: only for hotpotqa and musique, got qmsum"),
         (["convert", "locomo", "x", "y", "--tokens", "9"], "--tokens: only for hotpotqa and musique, got locomo"),
         (["convert", "jsonl", "x", "y", "--projects", "9"], "--projects: only for hotpotqa and musique, got jsonl"),
+        (["convert", "qmsum", "x", "y", "--tokenizer", "m"], "--tokenizer: only for hotpotqa and musique, got qmsum"),
+        (["convert", "locomo", "x", "y", "--constructed"], "--constructed: only for jsonl, got locomo"),
         (["convert", "jsonl", "x", "y", "--documents", "2"], "--documents: only for hotpotqa and musique, got jsonl"),
         (["check", "x", "--tokenizer", "nowhere"], "got no tokenizer.json there"),
         (["check", "x", "--max-prompt-length", "9"], "expected a model folder"),

@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 from poimen_exp.gates.codec import HfCodec
 from poimen_exp.gates.protocol import GateProtocol
 from poimen_exp.gates.types import ReadingTask
+from poimen_exp.quickstart.coins import CoinRecipe, make_coins, right_gates
 from poimen_exp.quickstart.evaluate import measure, oracle, sample_readings
 from poimen_exp.quickstart.logs import Shape, log_note, sample_tasks
 from poimen_exp.quickstart.model import (
     IGNORE,
     Recipe,
     Size,
+    batches,
     build_network,
     build_tokenizer,
     learning_rate,
@@ -107,6 +109,64 @@ def test_only_responses_are_learned(codec: HfCodec, protocol: GateProtocol) -> N
         assert [label for label in target if label != IGNORE] == learned
         assert learned[-1] == codec.stop_ids[0]
         assert codec.decode(tuple(learned)).startswith(("<think>", "\\boxed{"))
+
+
+def test_gates_can_be_shown_without_being_learned(codec: HfCodec, protocol: GateProtocol) -> None:
+    """Of a turn all is learned but the two coins; an answer, which has no gates, is learned whole."""
+    recipe = Recipe(batch=32)
+    ids, labels = make_batch(protocol, 0, recipe, codec.pad_id)
+    same, masked = make_batch(protocol, 0, recipe, codec.pad_id, gates=False)
+    assert torch.equal(ids, same)
+    left_out = (labels != masked).sum(1).tolist()
+    texts = [codec.decode(tuple(row[row != IGNORE].tolist())) for row in labels]
+    assert left_out == [2 if text.startswith("<think>") else 0 for text in texts]
+    assert set(left_out) == {0, 2}
+    assert {codec.decode((token,)) for token in ids[labels != masked].tolist()} == {"yes", "no", "continue", "end"}
+    assert (masked[labels != masked] == IGNORE).all()
+
+
+def test_the_main_training_does_not_learn_the_coins(protocol: GateProtocol, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def spied(*arguments: Any, gates: bool = True) -> Any:
+        asked.append(gates)
+        return batches(*arguments, gates=gates)
+
+    monkeypatch.setattr("poimen_exp.quickstart.model.batches", spied)
+    train(build_network(build_tokenizer(), SMALL, 0), protocol, Recipe(steps=1, batch=2), "cpu", lambda *_: None)
+    assert asked == [False]
+
+
+def test_right_gates_say_what_the_verdict_says_and_change_nothing_else(codec: HfCodec, protocol: GateProtocol) -> None:
+    ids, labels = make_batch(protocol, 0, Recipe(batch=64), codec.pad_id)
+    right = right_gates(ids, protocol)
+    _, masked = make_batch(protocol, 0, Recipe(batch=64), codec.pad_id, gates=False)
+    gates = labels != masked
+    assert torch.equal(right[~gates], ids[~gates])
+    seen = set()
+    for row, mine in zip(right, gates, strict=True):
+        if mine.any():
+            text = codec.decode(tuple(row[row != codec.pad_id].tolist())).rsplit("assistant", 1)[1]
+            new, complete = "<think>new" in text, " complete" in text
+            said = tuple(codec.decode((token,)) for token in row[mine].tolist())
+            assert said == ("yes" if new else "no", "end" if complete else "continue")
+            seen.add(said)
+    assert len(seen) >= 3
+
+
+@pytest.mark.parametrize(("right", "tossed", "changed"), [(1, 0, "everything"), (0, 1, "the last layer")])
+def test_coins_are_tossed_by_the_last_layer_alone(
+    protocol: GateProtocol, right: int, tossed: int, changed: str
+) -> None:
+    size = Size(hidden=32, layers=2, heads=1, kv_heads=1, intermediate=32)
+    network = build_network(build_tokenizer(), size, 0)
+    before = {name: value.detach().clone() for name, value in network.named_parameters()}
+    coins = CoinRecipe(batch=4, right_steps=right, coin_steps=tossed)
+    make_coins(network, protocol, Recipe(), "cpu", lambda *_: None, coins)
+    moved = {name for name, value in network.named_parameters() if not torch.equal(value, before[name])}
+    last = {name for name in before if "layers.1." in name}
+    assert moved == (set(before) if changed == "everything" else last)
+    assert all(value.requires_grad for value in network.parameters())
 
 
 def test_a_batch_is_a_function_of_seed_and_step(codec: HfCodec, protocol: GateProtocol) -> None:

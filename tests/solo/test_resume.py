@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
 from poimen_exp import app
 from poimen_exp.adapters.manifest import read_manifest
 from poimen_exp.config.compose import compose_config
 from poimen_exp.errors import Refused, RunFailed
+from poimen_exp.solo.checkpoint import Progress
 from poimen_exp.solo.run import extended
 from poimen_exp.tracking.metrics_log import read_metrics
 from poimen_exp.tracking.run_folder import RunFolder
@@ -172,6 +175,26 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(corpus: Path, straigh
     best = json.loads((straight / "checkpoints/global_step_6/progress.json").read_text())["best_step"]
     assert steps == {5, 6, best}
     assert small_settings(corpus).trainer.max_ckpt_to_keep == 2
+
+
+@pytest.mark.parametrize(("weights", "step"), [("best", 2), ("last", 3)])
+def test_the_adapter_is_the_best_validations_or_the_last_steps(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, step: int
+) -> None:
+    """Validation is best at step 2 of three."""
+    changes = ("trainer.total_training_steps=3", "trainer.test_freq=1", f"adapter.weights={weights}")
+    scored = Progress.validated
+    monkeypatch.setattr(Progress, "validated", lambda self, _, delta: scored(self, -abs(self.step - 2), delta))
+    run(small_settings(corpus, *changes), tmp_path)
+    assert json.loads((tmp_path / "checkpoints/global_step_3/progress.json").read_text())["best_step"] == 2
+    assert read_manifest(tmp_path / "adapter").step == step
+    saved = load_file(tmp_path / f"checkpoints/global_step_{step}/adapter.safetensors")
+    written = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert sorted(map(float_sum, saved.values())) == sorted(map(float_sum, written.values()))
+
+
+def float_sum(tensor: torch.Tensor) -> float:
+    return float(tensor.double().sum())
 
 
 def test_a_batch_larger_than_the_training_split_is_refused(corpus: Path, tmp_path: Path) -> None:

@@ -67,8 +67,19 @@ def test_an_adapter_names_the_run_that_it_is_of(
     exported: list[AdapterInfo] = []
     monkeypatch.setattr(adapter, "export_checkpoint", lambda _actor, _folder, info: exported.append(info))
     cfg, folder = smoke(), RunFolder(tmp_path / "multirun/verl_smoke/monday/0", None)
-    adapter.export_best(cfg, settings_of(cfg), SimpleNamespace(corpus=corpus), Progress(step=2, best_step=2), folder)
-    assert [info.run_id for info in exported] == ["verl_smoke/monday/0"]
+    adapter.write_adapter(cfg, settings_of(cfg), SimpleNamespace(corpus=corpus), Progress(step=2, best_step=2), folder)
+    assert [(info.run_id, info.step) for info in exported] == [("verl_smoke/monday/0", 2)]
+
+
+def test_the_last_step_is_exported_where_the_configuration_says_so(
+    smoke: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = SimpleNamespace(corpus_id="logs", sha256="ab" * 32, label_status="constructed")
+    exported: list[tuple[str, int]] = []
+    monkeypatch.setattr(adapter, "export_checkpoint", lambda actor, _, info: exported.append((str(actor), info.step)))
+    cfg, folder = smoke("adapter.weights=last"), RunFolder(tmp_path, None)
+    adapter.write_adapter(cfg, settings_of(cfg), SimpleNamespace(corpus=corpus), Progress(step=9, best_step=4), folder)
+    assert exported == [(str(folder.checkpoint(9) / "actor"), 9)]
 
 
 def test_without_a_complete_checkpoint_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
@@ -96,6 +107,8 @@ def test_the_adapter_is_that_of_the_best_validation_unless_that_is_the_untouched
     assert Progress(step=9, best_step=0).adapter_step(began_fresh=True) == 9  # lora_B is zero at step 0
     assert Progress(step=9, best_step=0).adapter_step(began_fresh=False) == 0  # the adapter it started from
     assert Progress(step=9).adapter_step(began_fresh=True) == 9  # nothing was validated
+    assert Progress(step=9, best_step=4).adapter_step(began_fresh=True, weights="last") == 9
+    assert Progress(step=9, best_step=0).adapter_step(began_fresh=False, weights="last") == 9
 
 
 def actor_folder(tmp_path: Path, world: int) -> Path:
