@@ -22,6 +22,7 @@ from poimen_exp.quickstart.model import (
     batches,
     build_network,
     build_tokenizer,
+    gate_places,
     learning_rate,
     make_batch,
     response_loss,
@@ -167,6 +168,35 @@ def test_coins_are_tossed_by_the_last_layer_alone(
     last = {name for name in before if "layers.1." in name}
     assert moved == (set(before) if changed == "everything" else last)
     assert all(value.requires_grad for value in network.parameters())
+
+
+def test_right_gates_are_learned_first_and_coins_after_them(
+    codec: HfCodec, protocol: GateProtocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def spied(network: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        learned.append((ids, labels))
+        return response_loss(network, ids, labels)
+
+    monkeypatch.setattr("poimen_exp.quickstart.coins.response_loss", spied)
+    coins = CoinRecipe(batch=64, right_steps=1, coin_steps=1)
+    make_coins(build_network(build_tokenizer(), SMALL, 0), protocol, Recipe(), "cpu", lambda *_: None, coins)
+    (right, _), (tossed, _) = learned
+    assert len(right) == len(tossed) == 64
+    for ids, labels in learned:  # the gates too
+        assert torch.equal(labels[labels != IGNORE], ids[labels != IGNORE])
+        assert (labels[gate_places(ids, protocol) & (ids != codec.pad_id)] != IGNORE).any()
+    assert torch.equal(right, right_gates(right, protocol))
+    assert not torch.equal(tossed, right_gates(tossed, protocol))
+
+
+def test_batches_in_order_are_those_of_make_batch(codec: HfCodec, protocol: GateProtocol) -> None:
+    recipe = Recipe(steps=2, batch=4)
+    for gates in (True, False):
+        for step, pair in enumerate(batches(protocol, recipe, progress=1.0, gates=gates)):
+            wanted = make_batch(protocol, step, recipe, codec.pad_id, 1.0, gates)
+            assert all(torch.equal(a, b) for a, b in zip(pair, wanted, strict=True))
 
 
 def test_a_batch_is_a_function_of_seed_and_step(codec: HfCodec, protocol: GateProtocol) -> None:
