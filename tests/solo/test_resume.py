@@ -177,20 +177,20 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(corpus: Path, straigh
     assert small_settings(corpus).trainer.max_ckpt_to_keep == 2
 
 
-@pytest.mark.parametrize(("weights", "step"), [("best", 2), ("last", 3)])
 def test_the_adapter_is_the_best_validations_or_the_last_steps(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, step: int
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Validation is best at step 2 of three."""
-    changes = ("trainer.total_training_steps=3", "trainer.test_freq=1", f"adapter.weights={weights}")
+    """Validation is best at step 1 of two."""
     scored = Progress.validated
-    monkeypatch.setattr(Progress, "validated", lambda self, _, delta: scored(self, -abs(self.step - 2), delta))
-    run(small_settings(corpus, *changes), tmp_path)
-    assert json.loads((tmp_path / "checkpoints/global_step_3/progress.json").read_text())["best_step"] == 2
-    assert read_manifest(tmp_path / "adapter").step == step
-    saved = load_file(tmp_path / f"checkpoints/global_step_{step}/adapter.safetensors")
-    written = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    assert sorted(map(float_sum, saved.values())) == sorted(map(float_sum, written.values()))
+    monkeypatch.setattr(Progress, "validated", lambda self, _, delta: scored(self, -abs(self.step - 1), delta))
+    for weights, step, resume in (("best", 1, False), ("last", 2, True)):  # the second time no step is left to train
+        changes = ("trainer.total_training_steps=2", "trainer.test_freq=1", f"adapter.weights={weights}")
+        run(small_settings(corpus, *changes), tmp_path, resume=resume)
+        assert json.loads((tmp_path / "checkpoints/global_step_2/progress.json").read_text())["best_step"] == 1
+        assert read_manifest(tmp_path / "adapter").step == step
+        saved = load_file(tmp_path / f"checkpoints/global_step_{step}/adapter.safetensors")
+        written = load_file(tmp_path / "adapter/adapter_model.safetensors")
+        assert sorted(map(float_sum, saved.values())) == sorted(map(float_sum, written.values()))
 
 
 def float_sum(tensor: torch.Tensor) -> float:
