@@ -67,15 +67,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=recipe.lr)
     for name in ("hidden", "layers", "heads", "kv_heads", "intermediate"):
         parser.add_argument(f"--{name}", type=int, default=getattr(size, name))
-    parser.add_argument(
-        "--before-coins",
-        type=Path,
-        help="a trained network: only its gates are made; sizes, steps, batch and rate are the network's own",
-    )
+    parser.add_argument("--before-coins", type=Path, help="a trained network: only its gates are made")
     parser.add_argument("--readings", type=int, default=2000, help="readings of the evaluation at the end")
     parser.add_argument("--report-every", type=int, default=100)
     parser.add_argument("--eval-every", type=int, default=0, help="also evaluate and save every so many steps")
-    return parser.parse_args()
+    options = parser.parse_args()
+    kept = ("out", "before_coins", "seed", "workers", "readings")  # the others are of the main training
+    idle = [name for name, value in vars(options).items() if name not in kept and value != parser.get_default(name)]
+    if options.before_coins and idle:
+        parser.error(f"--before-coins: the network is trained; without effect: {', '.join(idle)}")
+    return options
 
 
 def _skill(network: Any, protocol: GateProtocol, pad_id: int, readings: int) -> str:

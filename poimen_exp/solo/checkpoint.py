@@ -57,7 +57,7 @@ class Progress:
             return replace(self, best_value=value, best_step=self.step, bad_validations=0, first_value=first)
         return replace(self, bad_validations=self.bad_validations + 1, first_value=first)
 
-    def adapter_step(self, began_fresh: bool, weights: AdapterWeights = "best") -> int:
+    def adapter_step(self, began_fresh: bool, weights: AdapterWeights) -> int:
         """Step whose weights become the run's adapter: the best validation's, or with ``weights="last"`` the last.
 
         The last too where nothing was validated, or where no validation beat the start of a run that began with

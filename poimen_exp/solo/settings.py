@@ -216,7 +216,7 @@ class TrainerSettings:
     """Validations without a better ``val/reward/total`` before the run stops; None never stops."""
     min_delta: float
     on_collapse: Literal["warn", "stop"]
-    adapter_weights: AdapterWeights = "best"
+    adapter_weights: AdapterWeights
     critic_warmup: int = 0
     """Steps before this one train the critic alone."""
     resume_from: Path | None = None

@@ -112,6 +112,7 @@ def _loop(task: ToldTask, tiny_folder: Path, tracker: Tracker, **trainer: object
         patience=None,
         min_delta=0.0,
         on_collapse="warn",
+        adapter_weights="best",
     )
     step = replace(settings.step, train_batch_size=2, ppo_mini_batch_size=2, ppo_epochs=1)
     settings = replace(settings, trainer=replace(base, **trainer), step=step)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     missing = [name for name in ("verl", "ray", "transfer_queue") if find_spec(name) is None]
     assert not missing, f"not installed: {', '.join(missing)}; uv sync"
     path = tmp_path_factory.mktemp("verl") / "run"
-    more = ("tracking.wandb=disabled", f"hydra.run.dir={path}")
+    more = ("tracking.wandb=disabled", "actor_rollout_ref.actor.optim.lr=2e-3", f"hydra.run.dir={path}")
     done = finish(*RUN, "+experiment=verl_smoke", *more, path=path)
     assert done.code == 0, done.output[-6000:]
     return done

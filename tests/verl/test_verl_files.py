@@ -103,10 +103,12 @@ def test_a_checkpoint_of_another_corpus_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_adapter_is_that_of_the_best_validation_unless_that_is_the_untouched_start() -> None:
-    assert Progress(step=9, best_step=4).adapter_step(began_fresh=True) == 4
-    assert Progress(step=9, best_step=0).adapter_step(began_fresh=True) == 9  # lora_B is zero at step 0
-    assert Progress(step=9, best_step=0).adapter_step(began_fresh=False) == 0  # the adapter it started from
-    assert Progress(step=9).adapter_step(began_fresh=True) == 9  # nothing was validated
+    assert Progress(step=9, best_step=4).adapter_step(began_fresh=True, weights="best") == 4
+    assert Progress(step=9, best_step=0).adapter_step(began_fresh=True, weights="best") == 9  # lora_B is zero at step 0
+    assert (
+        Progress(step=9, best_step=0).adapter_step(began_fresh=False, weights="best") == 0
+    )  # the adapter it started from
+    assert Progress(step=9).adapter_step(began_fresh=True, weights="best") == 9  # nothing was validated
     assert Progress(step=9, best_step=4).adapter_step(began_fresh=True, weights="last") == 9
     assert Progress(step=9, best_step=0).adapter_step(began_fresh=False, weights="last") == 9
 

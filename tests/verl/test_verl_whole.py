@@ -87,7 +87,7 @@ def test_the_sampler_has_the_trainers_adapter_after_every_sync(trained: Ended) -
         metrics = trained.lines[step].metrics
         assert metrics["training/sync/adapter_share"] == pytest.approx(1.0, abs=0.02)
         assert metrics["training/sync/sampler_trainer_diff"] < 1e-4  # float32 on both sides
-        assert metrics["training/sync/trainer_base_diff"] > 3e-4
+        assert metrics["training/sync/trainer_base_diff"] > 1e-3
 
 
 def test_checkpoints_are_complete_and_the_adapter_is_that_of_one_of_them(trained: Ended) -> None:
