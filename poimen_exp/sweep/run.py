@@ -228,12 +228,14 @@ def _one_line(error: BaseException) -> str:
 
 def _ending(sweep: OpenSweep, wanted: Wanted) -> float | None:
     """The best value, if nothing of this command failed."""
-    complete = sweep.study.slots_in(TrialState.COMPLETE)
-    elsewhere = sweep.study.slots_in(TrialState.RUNNING) - complete
+    # One reading of both states: between two, a trial that another process completes would be in neither.
+    taken = sweep.study.slots_in(TrialState.RUNNING, TrialState.COMPLETE)
+    running = taken - sweep.study.slots_in(TrialState.COMPLETE)
     keys = [slot.key for slot in wanted.slots]
-    empty = [key for key in keys if key not in complete | elsewhere]
-    if any(key in elsewhere for key in keys):
-        log.info("%d trials are running in another process", sum(key in elsewhere for key in keys))
+    empty = [key for key in keys if key not in taken]
+    elsewhere = sum(key in running for key in keys)
+    if elsewhere:
+        log.info("%s running in another process", counted(elsewhere, "trial"))
     if empty:
         raise RunFailed(
             f"{len(empty)} of {len(keys)} trials failed: {'; '.join(empty)}. Tracebacks: error.txt in their folders in "

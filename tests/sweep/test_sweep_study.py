@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
+from poimen_exp.sweep import run
+from poimen_exp.sweep.folder import OpenSweep, Wanted
 from poimen_exp.sweep.space import parse_space
 from poimen_exp.sweep.study import Slot, SweepStudy, open_study, slots_of
 from poimen_exp.tracking.lock import FolderLock
@@ -41,6 +45,30 @@ def test_a_slot_is_claimed_once_and_a_lost_claim_is_shown_nowhere(tmp_path: Path
     assert other.claim(slot, ()) is None
     assert one.slots_in(TrialState.COMPLETE) == {slot.key}
     assert not one.is_complete(slots_of(GRID, 0))
+
+
+def test_a_trial_that_another_process_completes_while_a_sweep_ends_is_not_called_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = _sides(tmp_path)
+    slots = slots_of(GRID, 0)
+    for slot in slots[:-1]:
+        one.complete(_claim(one, slot), 0.5)
+    last = _claim(other, slots[-1])
+    sweep, wanted = cast("OpenSweep", SimpleNamespace(study=one)), cast("Wanted", SimpleNamespace(slots=slots))
+    with caplog.at_level(logging.INFO):
+        assert run._ending(sweep, wanted) == 0.5
+    assert caplog.messages == ["1 trial running in another process"]
+
+    read = one.slots_in
+
+    def read_and_be_overtaken(*states: TrialState) -> set[str]:
+        keys = read(*states)
+        other.complete(last, 0.7)
+        return keys
+
+    monkeypatch.setattr(one, "slots_in", read_and_be_overtaken)
+    assert run._ending(sweep, wanted) == 0.7
 
 
 def test_a_failed_slot_can_be_claimed_again(tmp_path: Path) -> None:
