@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -36,7 +36,13 @@ Task = Callable[[DictConfig], Any]
 
 
 class CheckedLoader(ConfigLoaderImpl):
-    """Hydra's loader, refusing keys that nobody knows at every composition: a sweep's base and its jobs too."""
+    """Hydra's loader, refusing keys that nobody knows at every composition: a sweep's base and its jobs too.
+
+    Attributes:
+        composed: what the next composition gives, where it would compose again what was composed to be checked.
+    """
+
+    composed: DictConfig | None = None
 
     def load_configuration(
         self,
@@ -46,6 +52,9 @@ class CheckedLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
+        if self.composed is not None:
+            cfg, self.composed = self.composed, None
+            return cfg
         parsed = OverridesParser.create(config_loader=self).parse_overrides(overrides)
         refuse_unknown(parsed, self)
         cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
@@ -145,8 +154,11 @@ def _prepend(paths: ConfigSearchPath, folder: str) -> None:
 
 def _launch(hydra: Hydra, args: argparse.Namespace, name: str, check: Check, task: Task) -> None:
     """One run, or a sweep: with ``--multirun``, or where a file says ``hydra.mode: MULTIRUN`` (``+alpha_sweep``)."""
-    cfg = hydra.compose_config(name, args.overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
-    if args.multirun or cfg.hydra.mode == RunMode.MULTIRUN:
+    if args.multirun:
+        hydra.multirun(name, task, args.overrides)
+        return
+    cfg = hydra.compose_config(name, args.overrides, RunMode.RUN, validate_sweep_overrides=False)
+    if cfg.hydra.mode == RunMode.MULTIRUN:
         hydra.multirun(name, task, args.overrides)
         return
     parsed = OverridesParser.create(config_loader=hydra.config_loader).parse_overrides(args.overrides)
@@ -163,6 +175,7 @@ def _launch(hydra: Hydra, args: argparse.Namespace, name: str, check: Check, tas
         except PoimenError as error:
             said.append(error)
 
+    cast("CheckedLoader", hydra.config_loader).composed = cfg
     hydra.run(name, quiet, args.overrides)
     if said:
         raise said[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf
 
 from poimen_exp import app, cli
@@ -113,7 +114,12 @@ def test_a_run_gets_a_folder_of_its_own_as_job_0(monkeypatch: pytest.MonkeyPatch
     seen: list[DictConfig] = []
     monkeypatch.setattr(app, "check", seen.append)
     monkeypatch.setattr(app, "run", lambda cfg: seen.append(cfg) or 0.5)
+    compose, composed = ConfigLoaderImpl.load_configuration, []
+    monkeypatch.setattr(
+        ConfigLoaderImpl, "load_configuration", lambda *given, **more: composed.append(1) or compose(*given, **more)
+    )
     assert main(["+experiment=quickstart", "alpha=0.7"]) == 0
+    assert len(composed) == 1  # a second time would take half a second, and could find other files
     (run,) = Path().glob("multirun/quickstart/*/0")
     assert (run / ".hydra" / "config.yaml").is_file()
     checked, ran = seen

@@ -16,11 +16,11 @@ from poimen_exp.config.paths import conf_dir, verl_config_dir
 from poimen_exp.config.tree import resolved
 
 
-def test_both_are_in_place_and_stay_so() -> None:
-    before = omegaconf.base.parse, utils.get_yaml_loader
-    assert before == (utils.parse, quick._loader_on_libyaml)
+def test_all_are_in_place_and_stay_so() -> None:
+    before = omegaconf.base.parse, utils.get_yaml_loader, OmegaConf.load
+    assert before == (utils.parse, quick._loader_on_libyaml, quick._load)
     quick.quicken()
-    assert (omegaconf.base.parse, utils.get_yaml_loader) == before
+    assert (omegaconf.base.parse, utils.get_yaml_loader, OmegaConf.load) == before
 
 
 def test_a_composition_resolves_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +28,7 @@ def test_a_composition_resolves_as_without(monkeypatch: pytest.MonkeyPatch) -> N
     for module in (omegaconf.base, utils):
         monkeypatch.setattr(module, "parse", omegaconf.grammar_parser.parse)
     monkeypatch.setattr(utils, "get_yaml_loader", quick._plain_loader)
+    monkeypatch.setattr(OmegaConf, "load", quick._plain_load)
     assert resolved(compose_config(["+experiment=quickstart", "trainer.experiment_name=x"])) == quicker
 
 
@@ -63,3 +64,22 @@ def test_a_text_that_was_parsed_follows_what_it_names_now() -> None:
     cfg.b, cfg.c = 3, 4
     assert cfg.a == "3-4"
     assert OmegaConf.create({"a": "${oc.select:b,none}-${c}", "c": 5}).a == "none-5"
+
+
+def test_a_file_that_was_loaded_is_as_it_now_stands_whatever_was_done_to_the_tree(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a: {b: [1, 2]}\n")
+    first = OmegaConf.load(file)
+    first.a.b.append(3)
+    with file.open() as opened:
+        assert OmegaConf.load(opened) == {"a": {"b": [1, 2]}} == OmegaConf.load(str(file))
+    file.write_text("a: {b: [1, 4]}\n")
+    assert OmegaConf.load(file) == {"a": {"b": [1, 4]}}
+    assert OmegaConf.load(StringIO("")) == {}
+
+
+def test_text_that_is_no_yaml_is_told_with_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("a: [\n")
+    with pytest.raises(yaml.parser.ParserError, match=f'in "{file}", line 2'):
+        OmegaConf.load(file)
