@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poimen_exp.errors import Refused
+from poimen_exp.errors import PoimenError, Refused
 from poimen_exp.sweep.identity import Identity, identity_differences
 from poimen_exp.sweep.settings import SweepSettings
-from poimen_exp.sweep.storage import open_storage, shown
+from poimen_exp.sweep.storage import DATABASE_NAME, open_storage, shown
 from poimen_exp.sweep.study import Slot, SweepStudy, newest_study, open_study
 from poimen_exp.tracking.files import free_name, read_json, write_json
-from poimen_exp.tracking.lock import FolderLock, live_holder
+from poimen_exp.tracking.lock import LOCK_NAME, FolderLock, live_holder
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +67,8 @@ def open_sweep(wanted: Wanted) -> OpenSweep:
         return _forced(wanted.folder, "hydra.sweep.dir", wanted)
     finished: Path | None = None
     if not wanted.is_explicit:
-        for folder in _newest_first(wanted.folder.parent):
-            found = _continue(folder, wanted)
+        for folder, record in _newest_first(wanted.folder.parent):
+            found = _continue(folder, record, wanted)
             if found is None:
                 continue
             if not found.study.is_complete(wanted.slots):
@@ -115,9 +114,8 @@ def _forced(folder: Path, key: str, wanted: Wanted) -> OpenSweep:
     return OpenSweep(folder.absolute(), FolderLock(folder), _study_of(record, folder, wanted), resumed=True)
 
 
-def _continue(folder: Path, wanted: Wanted) -> OpenSweep | None:
+def _continue(folder: Path, record: SweepRecord, wanted: Wanted) -> OpenSweep | None:
     """The sweep in the folder, locked, if it is the wanted one and not in work."""
-    record = read_record(folder)
     if record.identity.fingerprint != wanted.identity.fingerprint or _mismatch(record, wanted):
         return None
     if live_holder(folder) is not None:
@@ -132,8 +130,7 @@ def _continue(folder: Path, wanted: Wanted) -> OpenSweep | None:
 
 def _new(wanted: Wanted) -> OpenSweep:
     _note_other_unfinished(wanted)
-    folder = _make_folder(wanted)
-    lock = FolderLock(folder)
+    folder, lock = _make_folder(wanted)
     settings, identity = wanted.settings, wanted.identity
     storage = open_storage(settings.storage, folder)
     name, study = newest_study(storage, identity.fingerprint, settings, folder, wanted.slots)
@@ -151,22 +148,27 @@ def _new(wanted: Wanted) -> OpenSweep:
     return OpenSweep(folder, lock, study, resumed=False)
 
 
-def _make_folder(wanted: Wanted) -> Path:
-    """A folder that this call alone made (or found empty where the user named it)."""
+def _make_folder(wanted: Wanted) -> tuple[Path, FolderLock]:
+    """A folder that this call alone made (or found empty where the user named it), and its lock."""
     wanted.folder.parent.mkdir(parents=True, exist_ok=True)
     folder = wanted.folder.absolute()
     if wanted.is_explicit and folder.is_dir():
-        if any(folder.iterdir()):
-            raise Refused(
-                f"hydra.sweep.dir={wanted.folder}: holds files, but no sweep; name a new folder or an empty one"
-            )
-        return folder
+        return folder, _lock_of_empty(folder, wanted)
     while True:
         try:
             folder.mkdir()
-            return folder
+            return folder, FolderLock(folder)
         except FileExistsError:
             folder = free_name(folder.parent, wanted.folder.name)
+
+
+def _lock_of_empty(folder: Path, wanted: Wanted) -> FolderLock:
+    """The lock first: another sweep may be at its start there. What one left that was killed then is nothing."""
+    lock = FolderLock(folder)
+    if any(not path.name.startswith((LOCK_NAME, DATABASE_NAME)) for path in folder.iterdir()):
+        lock.release()
+        raise Refused(f"hydra.sweep.dir={wanted.folder}: holds files, but no sweep; name a new folder or an empty one")
+    return lock
 
 
 def _study_of(record: SweepRecord, folder: Path, wanted: Wanted) -> SweepStudy:
@@ -189,15 +191,20 @@ def _mismatch(record: SweepRecord, wanted: Wanted) -> list[str]:
     return lines
 
 
-def _newest_first(parent: Path) -> Iterator[Path]:
-    found = sorted(parent.glob(f"*/{SWEEP_FILE}"), key=lambda path: (path.stat().st_mtime_ns, path), reverse=True)
-    return (path.parent for path in found)
+def _newest_first(parent: Path) -> list[tuple[Path, SweepRecord]]:
+    """The sweeps in a folder; one that is deleted meanwhile is none."""
+    found: list[tuple[int, Path, SweepRecord]] = []
+    for path in parent.glob(f"*/{SWEEP_FILE}"):
+        try:
+            found.append((path.stat().st_mtime_ns, path.parent, read_record(path.parent)))
+        except (FileNotFoundError, PoimenError):
+            if path.exists():
+                raise
+    return [(folder, record) for _, folder, record in sorted(found, key=lambda entry: entry[:2], reverse=True)]
 
 
 def _note_other_unfinished(wanted: Wanted) -> None:
     """Says which keys set this command apart from the newest other sweep beside it."""
-    newest = next(_newest_first(wanted.folder.parent), None)
-    if newest is not None and not wanted.is_explicit:
-        lines: Sequence[str] = _mismatch(read_record(newest), wanted)
-        if lines:
-            log.info("a new sweep, not a part of %s: %s", newest, "; ".join(lines[:5]))
+    others = [] if wanted.is_explicit else _newest_first(wanted.folder.parent)
+    if others and (lines := _mismatch(others[0][1], wanted)):
+        log.info("a new sweep, not a part of %s: %s", others[0][0], "; ".join(lines[:5]))

@@ -104,7 +104,8 @@ def load_sweep(folder: Path) -> SweepRuns:
 
 
 def _job_folders(folder: Path) -> list[Path]:
-    return [path.parent.parent for path in folder.glob("*/.hydra/config.yaml")]
+    """Folders of runs that began; Hydra writes their overrides last."""
+    return [path.parent.parent for path in folder.glob("*/.hydra/overrides.yaml")]
 
 
 def _number(name: str) -> tuple[int, str]:
@@ -118,8 +119,8 @@ def _load_run(folder: Path, swept: tuple[str, ...]) -> RunRecord:
     keys = sorted({"alpha", *swept} - {"seed"})
     setting = tuple((key, str(given[key] if key in given else OmegaConf.select(config, key))) for key in keys)
     seed = OmegaConf.select(config, "seed")
-    lines = read_metrics(folder / "metrics.jsonl").lines
-    return RunRecord(folder, setting, int(seed), lines, read_result(folder / "result.json"))
+    result = read_result(folder / "result.json")  # before the metrics: a run that is read as ended has all of them
+    return RunRecord(folder, setting, int(seed), read_metrics(folder / "metrics.jsonl").lines, result)
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -6,12 +6,14 @@ import json
 import logging
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from poimen_exp.sweep.space import Interval, Point, Space, Value, bare_key
@@ -87,8 +89,9 @@ class SweepStudy:
 
     def rows(self) -> tuple[TrialRow, ...]:
         """All trials, by number; claims that lost to another process are left out."""
-        reasons = self._study.user_attrs
-        return tuple(_row(trial, reasons.get(_reason(trial.number), "")) for trial in self._trials())
+        trials = self._trials()
+        reasons = self._study.user_attrs  # after the trials: a reason is written before its trial fails
+        return tuple(_row(trial, reasons.get(_reason(trial.number), "")) for trial in trials)
 
     def claim(self, slot: Slot, intervals: Sequence[Interval]) -> tuple[int, Point] | None:
         """A running trial for the slot, or None where another process has it.
@@ -108,16 +111,16 @@ class SweepStudy:
     def give_up(self, number: int) -> None:
         """Takes back a claim: the trial is failed and shown nowhere."""
         self._study.set_user_attr(_lost(number), True)
-        self._study.tell(number, state=TrialState.FAIL)
+        self._tell(number, None, TrialState.FAIL)
 
     def complete(self, number: int, value: float) -> None:
         """Tells the value of a trial."""
-        self._study.tell(number, value, skip_if_finished=True)
+        self._tell(number, value, TrialState.COMPLETE)
 
     def fail(self, number: int, reason: str) -> None:
         """Tells that a trial failed; ``reason`` is shown in tables."""
         self._study.set_user_attr(_reason(number), reason)
-        self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+        self._tell(number, None, TrialState.FAIL)
 
     def settle_abandoned(self) -> None:
         """Settles what dead sweeps left running: completed where the run had written its result, else failed."""
@@ -125,6 +128,8 @@ class SweepStudy:
             owner = Path(trial.user_attrs["owner"])
             if trial.state != TrialState.RUNNING or (owner != self.folder and _may_live(owner)):
                 continue
+            if not self._is_running(trial.number):
+                continue  # told by its owner, which ended after the trials were read
             value = finished_value(trial_folder(owner, trial.number))
             if value is not None:
                 log.warning("trial %d had finished when its sweep was killed: completed with %g", trial.number, value)
@@ -137,6 +142,14 @@ class SweepStudy:
         """The best value by the study's direction; None where no trial is complete."""
         complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return self._study.best_value if complete else None
+
+    def _tell(self, number: int, value: float | None, state: TrialState) -> None:
+        """Tells a trial's end; the end that another process told before stands, even one told this very moment."""
+        with suppress(UpdateFinishedTrialError):
+            self._study.tell(number, value, state=state, skip_if_finished=True)
+
+    def _is_running(self, number: int) -> bool:
+        return any(trial.number == number and trial.state == TrialState.RUNNING for trial in self._trials())
 
     def _trials(self) -> list[FrozenTrial]:
         trials = self._study.get_trials(deepcopy=False)

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from poimen_exp.errors import PoimenError, Refused
 from poimen_exp.sweep import gate
+from poimen_exp.tracking.files import write_json
 
 
 def check(configs: Sequence[DictConfig]) -> None:
@@ -39,15 +40,17 @@ def task(config: DictConfig) -> float | None:
     line = {"step": 1, "time_s": 0.1, "metrics": {"val/reward/total": value}, "counts": {"val/reward/total": 4}}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     result = {"status": "completed", "objective": {"name": "val/reward/total", "value": value}}
-    (folder / "result.json").write_text(json.dumps(result | {"step": 1, "best_step": 1, "adapter": None}))
+    write_json(folder / "result.json", result | {"step": 1, "best_step": 1, "adapter": None})
     if os.environ.get("FAKE_HANG_AFTER_RESULT") == repr(config.alpha):
         time.sleep(60)
     return value
 
 
 def act(config: DictConfig) -> None:
-    """Fails, hangs or dies at the alpha that the environment names."""
-    time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
+    """Waits for other sweeps, or fails, hangs or dies at the alpha that the environment names."""
+    deadline = time.monotonic() + 30
+    while sweeps_at_work() < int(os.environ.get("FAKE_SWEEPS", "0")) and time.monotonic() < deadline:
+        time.sleep(0.02)
     if os.environ.get("FAKE_HANG") == repr(config.alpha):
         time.sleep(60)
     if os.environ.get("FAKE_RAISE") == repr(config.alpha):
@@ -56,6 +59,12 @@ def act(config: DictConfig) -> None:
         sys.exit(3)
     if os.environ.get("FAKE_DIE") == repr(config.alpha):
         os.kill(os.getpid(), 9)
+
+
+def sweeps_at_work() -> int:
+    """Sweeps with a run in the log."""
+    lines = [json.loads(line) for line in Path(os.environ["FAKE_LOG"]).read_text().splitlines()]
+    return len({Path(line[1]).parent for line in lines if line[0] == "run"})
 
 
 def returned(config: DictConfig) -> float | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from poimen_exp.cli import app
 from poimen_exp.errors import Refused
+from poimen_exp.sweep import records
 from poimen_exp.sweep.compare import Collapse, Row, verdict
 from poimen_exp.sweep.figures import curves_of, mean_of
 from poimen_exp.sweep.records import load_sweep
@@ -235,6 +238,34 @@ def test_the_command_prints_table_verdict_and_files(tmp_path: Path) -> None:
     assert "-0.200 [-0.300, -0.100]" in done.output
     assert "collapsed at alpha 1.0" in done.output
     assert (sweep / "report/report.html").is_file()
+
+
+def test_a_run_that_is_just_beginning_is_no_run_yet(tmp_path: Path) -> None:
+    sweep = _sweep(tmp_path)
+    _run(sweep, 20, "1.0", 4, [])
+    (sweep / "20/.hydra/overrides.yaml").unlink()
+    assert {run.folder.name for run in load_sweep(sweep).runs} == {"1", "2", "3", "11", "12", "13"}
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = tmp_path / "sweep"
+    _run(sweep, 1, "0.9", 1, [_line(5, reward=0.2)], status=None)
+    read = records.read_metrics
+
+    def read_and_end(path: Path) -> Any:
+        kept = read(path)
+        shutil.rmtree(sweep / "1")
+        _run(sweep, 1, "0.9", 1, [_line(5, reward=0.2), _line(10, reward=0.9)])
+        return kept
+
+    monkeypatch.setattr(records, "read_metrics", read_and_end)
+    (run,) = load_sweep(sweep).runs
+    assert (run.ended, run.last_step) == (False, 5)
+    monkeypatch.undo()
+    (run,) = load_sweep(sweep).runs
+    assert (run.ended, run.last_step) == (True, 10)
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_two_sweeps_of_one_second_have_two_folders_and_a_live_one_cannot_be_forc
     [folder] = bench.sweeps()
     assert bench.sweep(*command, f"sweep.resume={folder}").code == 2
 
-    pair = [bench.start(*command, SLEEP="0.3"), bench.start(*command, SLEEP="0.3")]
+    pair = [bench.start(*command, SWEEPS="3") for _ in range(2)]
     assert [one.wait() for one in pair] == [0, 0]
     assert len(bench.sweeps()) == 3
     assert first.process.is_alive()

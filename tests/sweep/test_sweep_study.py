@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from poimen_exp.sweep import run
+from poimen_exp.sweep import run, study
 from poimen_exp.sweep.folder import OpenSweep, Wanted
 from poimen_exp.sweep.space import parse_space
+from poimen_exp.sweep.storage import open_storage
 from poimen_exp.sweep.study import Slot, SweepStudy, open_study, slots_of
 from poimen_exp.tracking.lock import FolderLock
 
@@ -29,8 +30,18 @@ def _sides(tmp_path: Path) -> tuple[SweepStudy, SweepStudy]:
     return one, other
 
 
-def _claim(study: SweepStudy, slot: Slot) -> int:
-    claimed = study.claim(slot, SEARCH.intervals if slot.sample is not None else ())
+def _stored_sides(tmp_path: Path, url: str) -> tuple[SweepStudy, SweepStudy]:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    one, other = (
+        SweepStudy(open_study(open_storage(url.format(tmp_path), tmp_path), "s", "maximize"), tmp_path / name, 0)
+        for name in ("a", "b")
+    )
+    return one, other
+
+
+def _claim(side: SweepStudy, slot: Slot) -> int:
+    claimed = side.claim(slot, SEARCH.intervals if slot.sample is not None else ())
     assert claimed is not None
     return claimed[0]
 
@@ -137,6 +148,58 @@ def test_only_the_trials_of_dead_sweeps_are_settled(tmp_path: Path, caplog: pyte
     assert "trial 1 was left running" in caplog.text
     other.settle_abandoned()
     assert [row.state for row in one.rows()] == ["fail", "fail"]
+
+
+@pytest.mark.parametrize("storage", ["sqlite:///{}/study.db", "journal://{}/journal"])
+def test_two_sweeps_settle_one_abandoned_trial_at_once(
+    tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = _stored_sides(tmp_path, storage)
+    (tmp_path / "dead").mkdir()
+    dead = SweepStudy(one._study, tmp_path / "dead", 0)
+    _claim(dead, slots_of(GRID, 0)[0])
+    write = one._study._storage.set_trial_state_values
+
+    def write_second(*given: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        other.settle_abandoned()
+        return write(*given, **more)
+
+    monkeypatch.setattr(one._study._storage, "set_trial_state_values", write_second)
+    one.settle_abandoned()
+    assert [(row.state, row.reason) for row in one.rows()] == [("fail", "its sweep was killed")]
+
+
+def test_a_trial_that_its_owner_tells_while_it_is_settled_keeps_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = _sides(tmp_path)
+    failed, complete = (_claim(other, slot) for slot in slots_of(GRID, 0)[:2])
+
+    def ends_now(_owner: Path) -> bool:
+        other.fail(failed, "it burned")
+        other.complete(complete, 0.5)
+        return False
+
+    monkeypatch.setattr(study, "_may_live", ends_now)
+    one.settle_abandoned()
+    assert [(row.state, row.value, row.reason) for row in one.rows()] == [
+        ("fail", None, "it burned"),
+        ("complete", 0.5, ""),
+    ]
+    assert caplog.messages == []
+
+
+def test_a_trial_that_fails_while_rows_are_read_has_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = _sides(tmp_path)
+    number, read = _claim(other, slots_of(GRID, 0)[0]), one._trials
+
+    def fails_now() -> Any:
+        other.fail(number, "it burned")
+        return read()
+
+    monkeypatch.setattr(one, "_trials", fails_now)
+    assert [(row.state, row.reason) for row in one.rows()] == [("fail", "it burned")]
 
 
 def test_the_direction_is_read_from_the_one_place_it_is_declared_in(tmp_path: Path) -> None:
