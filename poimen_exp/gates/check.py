@@ -77,10 +77,8 @@ def run_gate_check(
 
 def write_refused_report(report: GateCheckReport, root: Path) -> Path:
     """Writes ``<root>/refused/<time>/gate_check.json`` and returns its path; ``root`` is the ``multirun`` folder."""
-    from poimen_exp.tracking.files import free_name, write_json
+    from poimen_exp.tracking.files import new_folder, write_json
 
-    folder = root / "refused"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = free_name(folder, time.strftime("%Y-%m-%d_%H-%M-%S")) / "gate_check.json"
+    path = new_folder(root / "refused", time.strftime("%Y-%m-%d_%H-%M-%S")) / "gate_check.json"
     write_json(path, report.to_json())
     return path

@@ -12,7 +12,7 @@ from poimen_exp.sweep.identity import Identity, identity_differences
 from poimen_exp.sweep.settings import SweepSettings
 from poimen_exp.sweep.storage import DATABASE_NAME, open_storage, shown
 from poimen_exp.sweep.study import Slot, SweepStudy, newest_study, open_study
-from poimen_exp.tracking.files import free_name, read_json, write_json
+from poimen_exp.tracking.files import new_folder, read_json, write_json
 from poimen_exp.tracking.lock import LOCK_NAME, FolderLock, live_holder
 
 log = logging.getLogger(__name__)
@@ -150,16 +150,11 @@ def _new(wanted: Wanted) -> OpenSweep:
 
 def _make_folder(wanted: Wanted) -> tuple[Path, FolderLock]:
     """A folder that this call alone made (or found empty where the user named it), and its lock."""
-    wanted.folder.parent.mkdir(parents=True, exist_ok=True)
     folder = wanted.folder.absolute()
     if wanted.is_explicit and folder.is_dir():
         return folder, _lock_of_empty(folder, wanted)
-    while True:
-        try:
-            folder.mkdir()
-            return folder, FolderLock(folder)
-        except FileExistsError:
-            folder = free_name(folder.parent, wanted.folder.name)
+    made = new_folder(folder.parent, folder.name)
+    return made, FolderLock(made)
 
 
 def _lock_of_empty(folder: Path, wanted: Wanted) -> FolderLock:

@@ -78,3 +78,15 @@ def free_name(folder: Path, name: str) -> Path:
         path = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
         number += 1
     return path
+
+
+def new_folder(folder: Path, name: str) -> Path:
+    """A folder that this call made in ``folder``: ``name``, or with ``-2``, ``-3``, ... where others were first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    while True:
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            path = free_name(folder, name)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from poimen_exp.errors import Refused
+from poimen_exp.tracking import files
 from poimen_exp.tracking.files import read_json
 from poimen_exp.tracking.lock import FolderLock, live_holder
 from poimen_exp.tracking.metrics_log import MetricsLog, read_metrics
@@ -216,3 +217,19 @@ def test_provenance_says_what_the_run_was_made_of(tmp_path: Path) -> None:
     assert data["versions"]["hydra-core"] == "1.3.8"
     assert "vllm-nothing" not in data["versions"]
     assert (tmp_path / "provenance-before-resume.json").exists()
+
+
+def test_a_new_folder_is_nobody_elses_also_where_another_makes_the_free_name_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert files.new_folder(tmp_path / "refused", "noon") == tmp_path / "refused/noon"
+    free = files.free_name
+
+    def taken_first(folder: Path, name: str) -> Path:
+        monkeypatch.undo()
+        path = free(folder, name)
+        path.mkdir()
+        return path
+
+    monkeypatch.setattr(files, "free_name", taken_first)
+    assert files.new_folder(tmp_path / "refused", "noon") == tmp_path / "refused/noon-3"
