@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from poimen_exp.errors import Refused
-from poimen_exp.tracking.files import read_json
+from poimen_exp.tracking.files import read_json, write_atomic
 from poimen_exp.tracking.lock import FolderLock, live_holder
 from poimen_exp.tracking.metrics_log import MetricsLog, read_metrics
 from poimen_exp.tracking.provenance import CorpusFacts, collect_provenance
@@ -216,3 +216,18 @@ def test_provenance_says_what_the_run_was_made_of(tmp_path: Path) -> None:
     assert data["versions"]["hydra-core"] == "1.3.8"
     assert "vllm-nothing" not in data["versions"]
     assert (tmp_path / "provenance-before-resume.json").exists()
+
+
+def test_two_that_write_one_file_at_once_leave_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers that share a folder may share process ids as well."""
+    fsync, path = os.fsync, tmp_path / "file"
+
+    def overtaken(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_atomic(path, b"theirs")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", overtaken)
+    write_atomic(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    assert list(tmp_path.iterdir()) == [path]
