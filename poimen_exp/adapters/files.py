@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -30,11 +31,12 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def folder_written_aside(target: Path) -> Iterator[Path]:
+def folder_written_aside(target: Path, *, replace: bool = True) -> Iterator[Path]:
     """Yields an empty folder beside ``target``; when the block ends it is synced to disk and takes target's place.
 
-    An earlier target is kept until the new folder is complete, then renamed away and removed. A crash leaves at most
-    a folder whose name starts with a dot, which nothing reads.
+    An earlier target is kept until the new folder is complete, then renamed away and removed; without ``replace`` it
+    stays and the new folder is dropped. A crash leaves at most a folder whose name starts with a dot, which nothing
+    reads.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
@@ -42,7 +44,10 @@ def folder_written_aside(target: Path) -> Iterator[Path]:
     try:
         yield aside
         sync_folder(aside)
-        _replace_folder(aside, target)
+        if replace:
+            _replace_folder(aside, target)
+        else:
+            _place_folder(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -65,6 +70,15 @@ def _replace_folder(source: Path, target: Path) -> None:
         shutil.rmtree(old)
     else:
         source.rename(target)
+    _fsync(target.parent)
+
+
+def _place_folder(source: Path, target: Path) -> None:
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
     _fsync(target.parent)
 
 

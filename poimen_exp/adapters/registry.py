@@ -106,11 +106,13 @@ class Registry:
         return sorted((v for v in found if self._fs.exists(self._at(name, v, MANIFEST_NAME))), key=version_number)
 
     def latest(self, name: str) -> str:
-        """The version that the pointer names."""
+        """The version that the pointer names; without a pointer (a publisher died before it wrote one) the newest."""
         check_name(name)
         try:
             text = str(self._fs.cat_file(self._at(name, LATEST)), "utf-8").strip()
         except FileNotFoundError:
+            if stored := self.versions(name):
+                return stored[-1]
             raise Refused(
                 f"adapter {name!r}: not in registry {self.root}; it holds {', '.join(self.names()) or 'nothing'}"
             ) from None
@@ -230,7 +232,7 @@ class Registry:
         folder = Path(root) / "poimen_exp" / "adapters" / key / found.name
         if (folder / MANIFEST_NAME).is_file():
             return folder
-        with folder_written_aside(folder) as aside:
+        with folder_written_aside(folder, replace=False) as aside:  # another process may have it in use by then
             for file in (*found.manifest.sha256, MANIFEST_NAME):
                 (aside / file).write_bytes(self._fs.cat_file(self._at(found.name, found.version, file)))
         return folder

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import sqlite3
 import threading
+import uuid
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -106,22 +108,53 @@ class PlanCache:
 def inflate(path: Path, name: str, sha256: str, report: Report) -> Path | None:
     """The plain text of a ``.jsonl.gz``, kept in the cache so that rows can be read by offset.
 
-    Returns None, after a report, if the file is damaged.
+    Returns None, after a report, if the file is damaged or its bytes are no longer those of ``sha256``.
     """
     target = cache_folder("inflated") / f"{sha256}.jsonl"
     if target.exists():
         return target
-    partial = target.with_suffix(f".{os.getpid()}.partial")
-    lines = 0
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        with gzip.open(path, "rb") as source, partial.open("wb") as sink:
-            while block := source.read(2**20):
-                lines += block.count(b"\n")
-                sink.write(block)
+        found = _inflate_into(partial, path, name, report)
+        if found is None:
+            return None
+        if found != sha256:
+            report(name, 1, f"the file changed while it was read: SHA-256 was {sha256}, then {found}; start again")
+            return None
         partial.replace(target)
-    except (OSError, EOFError, zlib.error) as error:
-        report(name, lines + 1, f"the gzip stream is damaged: {error}")
-        return None
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def _inflate_into(partial: Path, path: Path, name: str, report: Report) -> str | None:
+    """SHA-256 of the compressed bytes that the text in ``partial`` is of; None, after a report, if they are damaged."""
+    lines = 0
+    try:
+        with _HashingReader(path) as packed, gzip.open(packed, "rb") as source, partial.open("wb") as sink:
+            while block := source.read(2**20):
+                lines += block.count(b"\n")
+                sink.write(block)
+            return packed.sha256_to_end()
+    except (OSError, EOFError, zlib.error) as error:
+        report(name, lines + 1, f"the gzip stream is damaged: {error}")
+        return None
+
+
+class _HashingReader(io.BufferedReader):
+    """A file that hashes what ``read`` gives."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        block = super().read(size)
+        self._digest.update(block)
+        return block
+
+    def sha256_to_end(self) -> str:
+        """SHA-256 of the whole file; reads what is left of it."""
+        while self.read(2**20):
+            pass
+        return self._digest.hexdigest()

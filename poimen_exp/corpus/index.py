@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from poimen_exp.corpus.cache import inflate
 from poimen_exp.corpus.lines import LineReader, Report
 from poimen_exp.corpus.manifest import Manifest, ManifestFile
 from poimen_exp.corpus.rows import DocumentRow, Row, RowError, Span, TrajectoryRow, decode_row
+from poimen_exp.errors import CorpusError
 
 _GOLD_CHARS, _GOLD_WORDS, _PLAINLY_LONG = 40, 10, 400
 _RECENT_BYTES = 32 * 2**20
@@ -40,11 +42,16 @@ Table = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A corpus file that can be read by offset; ``name`` is what messages call it."""
+    """A corpus file that can be read by offset; ``name`` is what messages call it.
+
+    ``stamp`` is (bytes, mtime in ns) before the scan; None for inflated text, which lies in the cache under
+    its hash: another process may put it there anew, but only with the same bytes.
+    """
 
     path: Path
     name: str
     sha256: str
+    stamp: tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,9 @@ class _Scanner:
             if plain is None:
                 return
             path = plain
+        stamp = None if packed else _stamp(path.stat())
         lines = LineReader(path, name, self._report)
-        self._files.append(SourceFile(path, name, entry.sha256))
+        self._files.append(SourceFile(path, name, entry.sha256, stamp))
         records = sum(self._read_row(number, offset, raw) for number, offset, raw in lines)
         found = sha256 if packed else lines.sha256
         if found != entry.sha256:
@@ -298,10 +306,27 @@ def read_row(files: tuple[SourceFile, ...] | list[SourceFile], place: Any) -> Ro
 
 
 def read_bytes(files: tuple[SourceFile, ...] | list[SourceFile], place: Any) -> bytes:
-    """The bytes of the row at ``place``."""
-    with files[int(place["file"])].path.open("rb") as stream:
+    """The bytes of the row at ``place``.
+
+    Raises:
+        CorpusError: the file is no longer the one that was scanned.
+    """
+    file = files[int(place["file"])]
+    with file.path.open("rb") as stream:
         stream.seek(int(place["offset"]))
-        return stream.read(int(place["length"]))
+        raw = stream.read(int(place["length"]))
+        after = _stamp(os.fstat(stream.fileno()))  # after the read: a write before it has moved the mtime by now
+    if file.stamp not in (None, after):
+        raise CorpusError(
+            f"{file.name}:{int(place['line'])}: the file was replaced or written to since this process checked it; "
+            "leave it as it is while it is in use, and start again"
+        )
+    return raw
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int]:
+    """Without the inode: a bucket that is mounted may give a file another one at every opening."""
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _append(columns: list[Any], values: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def write_corpus(
         raise Refused(f"{manifest}: there is a corpus already; choose another folder, or overwrite it on purpose")
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / file
-    partial = target.with_name(f".{file}.{os.getpid()}.partial")
+    partial = target.with_name(f".{file}.{uuid.uuid4().hex}.partial")
     try:
         sha256, count = _write_rows(partial, records, str(target))
         partial.replace(target)
@@ -65,7 +65,7 @@ def write_corpus(
 
 def write_manifest(path: Path, value: Mapping[str, Any]) -> None:
     """Writes a manifest atomically."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     partial.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     partial.replace(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from poimen_exp.errors import RunFailed
 def write_atomic(path: Path, data: bytes) -> None:
     """Replaces ``path`` by ``data``; after a crash at any moment it holds the old bytes or the new ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

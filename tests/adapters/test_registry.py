@@ -13,6 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from poimen_exp.adapters import files
 from poimen_exp.adapters import registry as registry_module
 from poimen_exp.adapters.manifest import read_manifest
 from poimen_exp.adapters.publish import adapter_folder, publish_adapter, resolve_adapter, verify_adapter
@@ -146,6 +147,35 @@ def test_a_publisher_that_dies_leaves_no_version_and_the_next_one_goes_on(regist
     with pytest.raises(Refused, match=r"gates@v2: not in registry .* versions there: v1"):
         registry.show("gates", "v2")
     assert registry.publish(adapter, "gates").version == "v3"
+
+
+def test_versions_whose_publishers_died_before_the_pointer_are_found(registry, adapter, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "_advance_latest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                registry.publish(adapter, "gates")
+    assert registry.latest("gates") == "v2"
+    assert registry.show("gates").version == "v2"
+
+
+@pytest.mark.parametrize(("owner", "step"), [(files, "sync_folder"), (Path, "rename")])
+def test_a_download_that_another_overtakes_uses_the_others(owner, step: str, adapter, tmp_path, monkeypatch) -> None:
+    """The other process has stored its copy, and reads it, when this one is about to."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    registry = Registry(f"memory://{uuid.uuid4().hex}")
+    registry.publish(adapter, "gates")
+    real, others = getattr(owner, step), []
+
+    def overtaken(*arguments: object) -> object:
+        monkeypatch.setattr(owner, step, real)
+        others.append(registry.fetch("gates").stat().st_ino)
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, step, overtaken)
+    folder = registry.fetch("gates")
+    assert [folder.stat().st_ino] == others
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_bytes_that_change_on_the_way_are_noticed_before_the_version_exists(adapter: Path, monkeypatch) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from poimen_exp.corpus import loader
 from poimen_exp.errors import CorpusError, Refused
 from poimen_exp.gates.types import ExitTarget, ReadingTask
 
-from .support import document, labelled, open_at, question, three_projects, write
+from .support import document, labelled, open_at, question, three_projects, write, write_raw
 
 
 def all_tasks(folder: Path, max_prompt_length: int = 1000, **changes: Any) -> dict[str, ReadingTask]:
@@ -159,6 +162,29 @@ def test_tasks_are_in_file_order_and_read_again_by_offset(tmp_path: Path) -> Non
         train[len(train)]
 
 
+@pytest.mark.parametrize("change", [b"How?", b"Who is it?"], ids=["later", "longer"])
+def test_a_file_that_changes_after_the_scan_is_refused_when_a_row_is_read(tmp_path: Path, change: bytes) -> None:
+    folder = write(tmp_path / "c", three_projects())
+    train = open_at(folder).split("train")
+    file = folder / "corpus.jsonl"
+    kept, data = file.stat(), file.read_bytes()
+    (folder / "new").write_bytes(data.replace(b"Who?", change))
+    later = int(len(change) == len(b"Who?"))
+    os.utime(folder / "new", ns=(kept.st_atime_ns, kept.st_mtime_ns + later))
+    (folder / "new").replace(file)
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl:\d: the file was replaced or written to since"):
+        train[0]
+
+
+def test_inflated_text_that_another_process_puts_there_anew_is_read(tmp_path: Path, cache: Path) -> None:
+    data = "".join(json.dumps(row) + "\n" for row in three_projects()).encode()
+    train = open_at(write_raw(tmp_path / "c", gzip.compress(data), 3, "corpus.jsonl.gz")).split("train")
+    (kept,) = (cache / "inflated").iterdir()
+    (tmp_path / "same").write_bytes(data)
+    (tmp_path / "same").replace(kept)
+    assert train[0].question == "Who?"
+
+
 def test_max_val_tasks_keeps_the_same_tasks_whatever_the_row_order(tmp_path: Path) -> None:
     rows = [labelled(f"t{n:02d}", f"p{n % 3}", [True]) for n in range(30)]
     one = open_at(write(tmp_path / "one", rows), max_val_tasks=4).split("val")
@@ -291,3 +317,22 @@ def test_the_writer_gives_the_same_bytes_and_a_manifest_that_fits(tmp_path: Path
     manifest = json.loads((one / "manifest.json").read_text())
     assert manifest["files"][0]["records"] == 3
     assert manifest["dropped"] == {"a": 1, "b": 2}
+
+
+def test_two_that_write_one_corpus_at_once_leave_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers that share a folder may share process ids as well."""
+    replace_file = Path.replace
+
+    def overtaken(self: Path, target: Path) -> Path:
+        if target.name == "manifest.json":
+            monkeypatch.setattr(Path, "replace", replace_file)
+            write(tmp_path / "c", three_projects(), overwrite=True)
+        return replace_file(self, target)
+
+    def records() -> Iterator[dict[str, Any]]:
+        write(tmp_path / "c", three_projects(), overwrite=True)
+        monkeypatch.setattr(Path, "replace", overtaken)
+        yield from three_projects()
+
+    assert len(all_tasks(write(tmp_path / "c", records(), overwrite=True))) == 3
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["corpus.jsonl", "manifest.json"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from poimen_exp.corpus import lines, rows
+from poimen_exp.corpus import index, lines, rows
+from poimen_exp.corpus.cache import inflate
 from poimen_exp.corpus.rows import RowError, decode_row
 from poimen_exp.errors import CorpusError
 
@@ -193,6 +194,52 @@ def test_a_gzip_file_is_read_like_the_plain_one(tmp_path: Path) -> None:
 def test_a_truncated_gzip_file_is_refused_with_the_line_it_reached(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"corpus\.jsonl\.gz:\d+: the gzip stream is damaged"):
         open_at(write_raw(tmp_path / "c", gzip.compress(GOOD)[:-12], 3, "corpus.jsonl.gz"))
+
+
+def test_all_members_and_the_padding_of_a_gzip_file_are_in_its_hash(tmp_path: Path) -> None:
+    first, rest = GOOD.split(b"\n", 1)
+    data = gzip.compress(first + b"\n") + gzip.compress(rest) + bytes(300_000)
+    assert len(open_at(write_raw(tmp_path / "c", data, 3, "corpus.jsonl.gz")).index.tasks) == 3
+
+
+def test_a_gzip_file_that_changes_between_hash_and_text_is_refused_and_not_kept(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_raw(tmp_path / "c", gzip.compress(GOOD), 3, "corpus.jsonl.gz")
+    file, real = folder / "corpus.jsonl.gz", index._file_sha256
+
+    def overwritten(path: Path) -> str:
+        found = real(path)
+        file.write_bytes(gzip.compress(GOOD.replace(b"Who?", b"How?")))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "_file_sha256", overwritten)
+        with pytest.raises(CorpusError, match=r"corpus\.jsonl\.gz:1: the file changed while it was read"):
+            open_at(folder)
+    assert list((cache / "inflated").iterdir()) == []
+    file.write_bytes(gzip.compress(GOOD))
+    assert open_at(folder).split("train")[0].question == "Who?"
+
+
+def test_two_that_inflate_one_file_at_once_both_get_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers that share a cache may share process ids as well."""
+    path, data = tmp_path / "corpus.jsonl.gz", gzip.compress(GOOD)
+    path.write_bytes(data)
+    real, texts = gzip.GzipFile.read, []
+
+    def inflated() -> None:
+        kept = inflate(path, "f", hashlib.sha256(data).hexdigest(), lines.refuse)
+        texts.append(kept and kept.read_bytes())
+
+    def overtaken(*arguments: Any) -> bytes:
+        monkeypatch.setattr(gzip.GzipFile, "read", real)
+        inflated()
+        return real(*arguments)
+
+    monkeypatch.setattr(gzip.GzipFile, "read", overtaken)
+    inflated()
+    assert texts == [GOOD, GOOD]
 
 
 def test_utf_16_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from poimen_exp.errors import Refused
 from poimen_exp.tracking import files
-from poimen_exp.tracking.files import read_json
+from poimen_exp.tracking.files import read_json, write_atomic
 from poimen_exp.tracking.lock import FolderLock, live_holder
 from poimen_exp.tracking.metrics_log import MetricsLog, read_metrics
 from poimen_exp.tracking.provenance import CorpusFacts, collect_provenance
@@ -233,3 +233,18 @@ def test_a_new_folder_is_nobody_elses_also_where_another_makes_the_free_name_fir
 
     monkeypatch.setattr(files, "free_name", taken_first)
     assert files.new_folder(tmp_path / "refused", "noon") == tmp_path / "refused/noon-3"
+
+
+def test_two_that_write_one_file_at_once_leave_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers that share a folder may share process ids as well."""
+    fsync, path = os.fsync, tmp_path / "file"
+
+    def overtaken(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_atomic(path, b"theirs")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", overtaken)
+    write_atomic(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    assert list(tmp_path.iterdir()) == [path]
