@@ -21,6 +21,14 @@ sys.exit(3)
 """
 
 
+def test_its_processes_end_though_one_has_just_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as command:
+        ended = psutil.Process(command.pid)
+    with subprocess.Popen(["sleep", "20"]) as other, warm(tmp_path, ["colorsys"]):
+        monkeypatch.setattr(Warm, "processes", lambda _: [ended, psutil.Process(other.pid)])
+    assert other.returncode == -signal.SIGKILL
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     with warm(tmp_path_factory.mktemp("warm"), ["colorsys"]) as one:

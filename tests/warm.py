@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,7 @@ def warm(folder: Path, modules: Sequence[str] = MODULES) -> Iterator[Warm]:
         yield started
     finally:
         for process in started.processes():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         started.process.kill()
         started.process.wait()

@@ -90,7 +90,7 @@ class TrainState:
 
 def save_checkpoint(folder: RunFolder, progress: Progress, state: TrainState, metrics_bytes: int) -> Path:
     """Writes the checkpoint of ``progress.step``: aside, synced, manifest last, then renamed. A kill at any moment
-    leaves the older checkpoints and at most a folder without its final name.
+    leaves the older checkpoints and at most folders without a final name.
     """
     from safetensors.torch import save_file
 
@@ -118,9 +118,11 @@ def save_checkpoint(folder: RunFolder, progress: Progress, state: TrainState, me
     for path in aside.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(target, ignore_errors=True)  # of a step that is being replayed
+    replaced = _hide(target) if target.exists() else None  # of a step that is being replayed
     aside.rename(target)
     fsync_folder(target.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced)
     return target
 
 
@@ -200,14 +202,21 @@ def _load_role(weights: Path, optimizer: Path) -> Trained:
 
 def prune_checkpoints(folder: RunFolder, keep: int | None, best_step: int | None) -> None:
     """Deletes all but the newest ``keep`` complete checkpoints and the best one; folders a kill left unfinished go."""
-    for leftover in folder.checkpoints.glob(".*.writing"):
+    for leftover in (*folder.checkpoints.glob(".*.writing"), *folder.checkpoints.glob(".*.removing")):
         shutil.rmtree(leftover, ignore_errors=True)
     if keep is None:
         return
     steps = folder.checkpoint_steps()
     for step in steps[: max(len(steps) - keep, 0)]:
         if step != best_step:
-            shutil.rmtree(folder.checkpoint(step))
+            shutil.rmtree(_hide(folder.checkpoint(step)))
+
+
+def _hide(checkpoint: Path) -> Path:
+    """Renames a checkpoint before it is deleted: a kill in the middle leaves no half of one that counts."""
+    hidden = checkpoint.with_name(f".{checkpoint.name}.removing")
+    shutil.rmtree(hidden, ignore_errors=True)
+    return checkpoint.rename(hidden)
 
 
 def _rng_state() -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -61,6 +62,8 @@ class Integrity:
     notes: list[str] = field(default_factory=list)
     verified: int = 0
     """Files that are as they were written."""
+    live: bool = False
+    """Whether a process was writing the run when the verification began."""
 
 
 def verify_run(
@@ -81,6 +84,7 @@ def verify_run(
             _try(folder, found, path, partial(read_json, path))
     if folder.resolved.exists():
         _try(folder, found, folder.resolved, partial(_verify_yaml, folder.resolved))
+    steps = folder.checkpoint_steps()  # before the log is read: the lines of a later checkpoint would not be in it
     read = MetricsRead((), (), 0)
     if folder.metrics.exists():
         read = _try(folder, found, folder.metrics, partial(read_metrics, folder.metrics)) or read
@@ -88,14 +92,17 @@ def verify_run(
         found.damaged.append(Finding(folder.metrics.name, "missing"))
     if read.unfinished_bytes:
         found.notes.append(f"metrics.jsonl: the last line was not finished ({read.unfinished_bytes} bytes)")
-    for step in folder.checkpoint_steps():
-        _verify_checkpoint(folder, found, step, read)
+    for step in steps:
+        with _unless_taken_away(folder, found, folder.checkpoint(step)):
+            _verify_checkpoint(folder, found, step, read)
     sums = _trajectory_sums(folder, found)
     for path, step in folder.trajectory_files().items():
-        _try(folder, found, path, partial(_verify_rollouts, path, step, sums.get(path.name), on_rollout))
+        with _unless_taken_away(folder, found, path):
+            _try(folder, found, path, partial(_verify_rollouts, path, step, sums.get(path.name), on_rollout))
     _note_tails(folder, found)
     if folder.result.exists():
-        _try(folder, found, folder.result, partial(_verify_result, folder, read))
+        with _unless_taken_away(folder, found, folder.result):
+            _try(folder, found, folder.result, partial(_verify_result, folder, read))
     if folder.adapter.exists():
         _verify_adapter(folder, found)
     return found, read
@@ -123,6 +130,7 @@ def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
 
 def _note_state(folder: RunFolder, found: Integrity) -> None:
     holder = live_holder(folder.path)
+    found.live = holder is not None
     if holder is not None:
         found.notes.append(f"being written by {holder}")
     elif not folder.result.exists():
@@ -177,7 +185,10 @@ def _trajectory_sums(folder: RunFolder, found: Integrity) -> dict[str, str]:
         return {}
     sums = _try(folder, found, path, partial(read_sums, folder.trajectories)) or {}
     there = {file.name for file in folder.trajectory_files()}
-    found.damaged += [Finding(f"trajectories/{name}", "missing") for name in sorted(sums.keys() - there)]
+    missing = sums.keys() - there
+    if missing:  # a rewind meanwhile has taken the names out before it moved the files
+        missing &= read_sums(folder.trajectories).keys()
+    found.damaged += [Finding(f"trajectories/{name}", "missing") for name in sorted(missing)]
     found.notes += [
         f"trajectories/{name}: no hash: the run was killed behind it" for name in sorted(there - sums.keys())
     ]
@@ -214,7 +225,8 @@ def _verify_rollouts(
 
 def _verify_result(folder: RunFolder, read: MetricsRead) -> None:
     result = folder.read_result()
-    assert result is not None  # the caller saw the file
+    if result is None:  # a resume has taken it away
+        return
     line: MetricLine | None = None if result.best_step is None else by_step(read.lines).get(result.best_step)
     logged = None if line is None else line.metrics.get(result.objective_name)
     given = result.objective_value
@@ -235,6 +247,15 @@ def _verify_adapter(folder: RunFolder, found: Integrity) -> None:
         size = path.stat().st_size if path.is_file() else 0
         entry = ManifestFile(name, digest, size)
         _try(folder, found, path, partial(_verify_file, path, entry))
+
+
+@contextmanager
+def _unless_taken_away(folder: RunFolder, found: Integrity, path: Path) -> Iterator[None]:
+    """Drops what the block finds damaged if ``path`` is gone behind it: a live run prunes, rewinds and resumes."""
+    before = len(found.damaged)
+    yield
+    if not path.exists() and (found.live or live_holder(folder.path) is not None):
+        del found.damaged[before:]
 
 
 def _try(folder: RunFolder, found: Integrity, path: Path, check: Callable[[], T]) -> T | None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 from dataclasses import asdict, dataclass
@@ -15,6 +16,8 @@ from pathlib import Path
 from poimen_exp.errors import Refused
 
 LOCK_NAME = ".lock"
+_FLOCK = "hhqqi4x"
+"""Linux's ``struct flock``: type, whence, start, length, process."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,13 @@ def live_holder(folder: Path) -> Holder | None:
         if key in _held:
             return _held[key]
         try:
-            descriptor = os.open(key / LOCK_NAME, os.O_RDWR)
+            descriptor = os.open(key / LOCK_NAME, os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _parse(os.read(descriptor, 4096))
+            return _parse(os.read(descriptor, 4096)) if _is_locked(descriptor) else None
         finally:
             os.close(descriptor)
-    return None
 
 
 def _lock_file(folder: Path, path: Path) -> int:
@@ -112,6 +112,13 @@ def _lock_file(folder: Path, path: Path) -> int:
         if _is_at(descriptor, path):
             return descriptor
         os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Asked, not tried: who takes the lock to find out keeps the others out meanwhile."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -109,10 +109,14 @@ class Liveness:
             wait_s: longest wait; a dead actor ends it at once.
         """
         pings = {name: actor.__ray_ready__.remote() for name, actor in self._actors.items()}
-        deadline, dead = time.monotonic() + wait_s, None
-        while pings and dead is None and (left := deadline - time.monotonic()) > 0:
-            dead = self._collect(pings, left)
-        return Look(dead, tuple(pings) if dead is None else ())
+        deadline = time.monotonic() + wait_s
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            dead = self._collect(pings, left)  # the last time behind the deadline, also after a pause
+            if dead is not None:
+                return Look(dead, ())
+            if not pings or left == 0.0:
+                return Look(None, tuple(pings))
 
     def _collect(self, pings: dict[str, Any], wait_s: float) -> str | None:
         """Takes out the pings answered so far, at least one unless ``wait_s`` ends; who died, if one did."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +240,76 @@ def test_a_run_that_is_being_written_says_so(tmp_path: Path) -> None:
     report = inspect_run(tmp_path)
     lock.release()
     assert report["notes"][0].startswith("being written by process ")
+
+
+def saves_step_3(folder: RunFolder) -> None:
+    log = MetricsLog(folder.metrics)
+    log.append(3, {"update/skipped": 1}, {"update/skipped": 1})
+    save(folder, 3, log.position)
+    log.close()
+
+
+def prunes(folder: RunFolder) -> None:
+    shutil.rmtree(folder.checkpoint(1))
+
+
+def starts_again(folder: RunFolder) -> None:
+    folder.result.unlink()
+    log = MetricsLog(folder.metrics)
+    folder.rewind(log, -1, 0)
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("reading", "act", "before"),
+    [
+        ("integrity._verify_file", prunes, True),
+        ("integrity.read_metrics", saves_step_3, False),
+        ("integrity.read_metrics", starts_again, False),
+        ("integrity._verify_rollouts", starts_again, True),
+        ("integrity.read_sums", starts_again, False),
+        ("integrity._verify_result", starts_again, True),
+        ("result.read_json", starts_again, True),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_live_run_does_meanwhile_is_no_damage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reading: str,
+    act: Callable[[RunFolder], None],
+    before: bool,
+    ends: bool,
+) -> None:
+    folder = make_run(tmp_path)
+    lock = FolderLock(tmp_path)
+    module = importlib.import_module(f"poimen_exp.tracking.{reading.partition('.')[0]}")
+    name = reading.partition(".")[2]
+    real = getattr(module, name)
+
+    def acts_meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(module, name, real)
+        read = None if before else real(*arguments)
+        act(folder)
+        if ends:
+            lock.release()
+        return real(*arguments) if before else read
+
+    monkeypatch.setattr(module, name, acts_meanwhile)
+    report = inspect_run(tmp_path)
+    lock.release()
+    assert report["damaged"] == []
+
+
+def test_a_damaged_file_of_a_live_run_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    (folder.checkpoint(1) / "adapter.safetensors").unlink()
+    folder.trajectory_file(1).unlink()
+    lock = FolderLock(tmp_path)
+    damaged = inspect_run(tmp_path)["damaged"]
+    lock.release()
+    names = ["checkpoints/global_step_1/adapter.safetensors", "trajectories/step_1.jsonl"]
+    assert damaged == [{"file": name, "problem": "missing"} for name in names]
 
 
 def test_a_sweep_is_not_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

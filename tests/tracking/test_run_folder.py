@@ -52,6 +52,14 @@ lock.release()
 subprocess.run([sys.executable, "-c", ask, sys.argv[1]], check=True)
 os.kill(child, 9)
 """
+ASKER_AND_TAKER = """
+import sys
+from pathlib import Path
+from poimen_exp.tracking.lock import FolderLock, live_holder
+print(live_holder(Path(sys.argv[1])), flush=True)
+FolderLock(Path(sys.argv[1]))
+print("taken")
+"""
 
 
 @contextmanager
@@ -119,6 +127,21 @@ def test_the_lock_of_a_killed_process_is_stale_and_its_run_can_be_resumed(tmp_pa
         log.close()
     assert [line.step for line in read_metrics(path / "metrics.jsonl").lines] == [1, 2]
     assert (path / "recovery-tails/metrics-unfinished-line.jsonl").read_bytes() == b'{"step": 3, "time'
+
+
+def test_whoever_asks_about_a_stale_lock_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".lock").write_text("{}")
+    close, answers = os.close, []
+
+    def others_come_before(descriptor: int) -> None:
+        monkeypatch.setattr(os, "close", close)
+        command = [sys.executable, "-c", ASKER_AND_TAKER, str(tmp_path)]
+        answers.append(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", others_come_before)
+    assert live_holder(tmp_path) is None
+    assert answers == ["None\ntaken\n"]
 
 
 def test_a_forked_child_neither_frees_nor_keeps_the_lock(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from poimen_exp.tracking.run_folder import RunFolder
 from poimen_exp.tracking.settings import TrackingSettings
 from poimen_exp.tracking.tracker import Tracker
 
-from .wandb_file import config, history, only, records, wandb_files
+from .wandb_file import FULL, config, history, only, records, wandb_files
 
 TRAIN, VAL = "train/reward/total", "val/reward/total"
 OFFLINE, DISABLED = TrackingSettings(tags=("a",)), TrackingSettings(wandb="disabled")
@@ -75,6 +77,24 @@ def test_train_and_validation_are_drawn_against_the_step(tmp_path: Path) -> None
     axes = {metric.glob_name or metric.name: metric.step_metric for metric in metrics}
     assert {axes["train/*"], axes["val/*"], axes["actor/*"], axes["counts/*"], axes[VAL]} == {"step"}
     assert next(metric for metric in metrics if metric.name == VAL).summary.max
+
+
+def test_the_copy_is_read_when_wandb_has_written_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wandb.proto import wandb_internal_pb2 as pb
+
+    kinds = (pb.Record(run=pb.RunRecord(run_id="r" * 40)), pb.Record(exit=pb.RunExitRecord(exit_code=1)))
+    bodies = [record.SerializeToString() for record in kinds]
+    framed = [struct.pack("<IHB", 0, len(body), FULL) + body for body in bodies]
+    data = iter(struct.pack("<4sHB", b":W&B", 0xBEE1, 0) + b"".join(framed))
+    file = tmp_path / "run.wandb"
+    file.touch()
+
+    def written_meanwhile(_: float) -> None:
+        with file.open("ab") as end:
+            end.write(bytes(islice(data, 3)))
+
+    monkeypatch.setattr(time, "sleep", written_meanwhile)
+    assert [record.WhichOneof("record_type") for record in records(file)] == ["run", "exit"]
 
 
 @pytest.mark.usefixtures("wandb_home")

@@ -11,19 +11,24 @@ from typing import Any
 
 BLOCK, HEADER = 32768, 7
 FULL, FIRST, LAST = 1, 2, 4
+WAIT_S = 20
 
 
 def wandb_files(run: Path) -> list[Path]:
     return sorted(run.glob("wandb/offline-run-*/*.wandb"))
 
 
-def records(path: Path) -> Iterator[Any]:
+def records(path: Path) -> list[Any]:
+    """Those of a run that has finished. W&B's own process may still be writing: the last one, ``exit``, is awaited."""
     from wandb.proto import wandb_internal_pb2
 
-    for body in _bodies(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(body)
-        yield record
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        found = [wandb_internal_pb2.Record.FromString(body) for body in _bodies(path.read_bytes())]
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        assert time.monotonic() < deadline, f"{path}: no exit record within {WAIT_S} s"
+        time.sleep(0.1)
 
 
 def history(path: Path) -> list[dict[str, Any]]:
@@ -32,13 +37,8 @@ def history(path: Path) -> list[dict[str, Any]]:
 
 
 def only(path: Path, kind: str) -> Any:
-    """The one record of that kind; W&B's own process may still be writing when a run has finished."""
-    deadline = time.monotonic() + 20
-    while True:
-        found = [record for record in records(path) if record.WhichOneof("record_type") == kind]
-        if found or time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
+    """The one record of that kind."""
+    found = [record for record in records(path) if record.WhichOneof("record_type") == kind]
     assert len(found) == 1, f"{len(found)} records of kind {kind}"
     return getattr(found[0], kind)
 
@@ -54,6 +54,9 @@ def config(path: Path) -> dict[str, Any]:
 
 
 def _bodies(data: bytes) -> Iterator[bytes]:
+    """Every whole one; what is cut at the end is still being written."""
+    if len(data) < HEADER:
+        return
     mark, magic, _ = struct.unpack("<4sHB", data[:HEADER])
     assert (mark, magic) == (b":W&B", 0xBEE1)
     position, body = HEADER, b""
@@ -68,6 +71,8 @@ def _bodies(data: bytes) -> Iterator[bytes]:
             continue
         part = data[position + HEADER : position + HEADER + length]
         position += HEADER + length
+        if position > len(data):
+            return
         body = part if kind in (FULL, FIRST) else body + part
         if kind in (FULL, LAST):
             yield body

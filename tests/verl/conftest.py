@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
-import psutil
 import pytest
 from omegaconf import DictConfig
-from verl_runs import POIMEN, RUN, Ended, alive, descendants, finish, lines_of, started, wait_for
+from verl_runs import POIMEN, RUN, Ended, alive, descendants, finish, lines_of, server_of, started, wait_for
 from warm import Warm
 
 from poimen_exp.config.compose import compose_config, override
@@ -70,9 +69,3 @@ def finished(killed: Ended, warm_python: Warm) -> Ended:
     done = finish(*command, path=path)
     assert done.code == 0, done.output[-6000:]
     return done
-
-
-def server_of(processes: list[psutil.Process]) -> psutil.Process:
-    found = [process for process in processes if any("ray::Server" in part for part in process.cmdline())]
-    assert len(found) == 1, [process.cmdline()[:1] for process in processes]
-    return found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import ray
 
 from poimen_exp.errors import RunFailed
+from poimen_exp.verl_backend import watch
 from poimen_exp.verl_backend.watch import Liveness, PhaseClock, naming_the_dead
 
 
@@ -86,6 +88,17 @@ def test_those_that_do_not_answer_in_time_are_named_as_silent() -> None:
     assert (look.dead, look.silent) == (None, ("server",))
 
 
+def test_after_a_pause_longer_than_the_wait_the_answers_that_are_there_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def paused() -> SimpleNamespace:
+        return SimpleNamespace(monotonic=count(0.0, 60.0).__next__)  # a minute passes between two looks at the clock
+
+    monkeypatch.setattr(watch, "time", paused())
+    look = watching(worker=Actor(), other=Actor(), server=Actor(busy=True)).look(wait_s=30.0)
+    assert (look.dead, look.silent) == (None, ("server",))
+    monkeypatch.setattr(watch, "time", paused())
+    assert str(watching(server=Actor(dead=True)).look(wait_s=30.0).dead).startswith("server died: ")
+
+
 @pytest.mark.parametrize(
     "met",
     [
@@ -121,8 +134,6 @@ def test_a_run_that_fails_with_all_workers_alive_says_what_it_met(clock: PhaseCl
 
 
 def test_a_failed_run_has_a_minute_to_close_ray_however_long_a_phase_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    from poimen_exp.verl_backend import watch
-
     monkeypatch.setattr(watch, "_END_S", 0.2)
 
     def hang() -> Any:

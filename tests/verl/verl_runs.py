@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +71,34 @@ def started(*arguments: str, output: Path, more: Mapping[str, str]) -> Iterator[
         try:
             yield process
         finally:
-            for child in descendants(process):
-                child.kill()
+            kill(descendants(process))
             process.kill()
             process.wait()
 
 
 def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def server_of(processes: Iterable[psutil.Process]) -> psutil.Process:
+    """The one sampling server among them."""
+    commands = {process: _command(process) for process in processes}
+    found = [process for process, command in commands.items() if any("ray::Server" in part for part in command)]
+    assert len(found) == 1, [command[:1] for command in commands.values()]
+    return found[0]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Empty where the process has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
 
 
 def wait_for(process: subprocess.Popen[str], file: Path) -> None:
@@ -93,7 +113,9 @@ def wait_for(process: subprocess.Popen[str], file: Path) -> None:
 def alive(processes: list[psutil.Process], wait_s: float) -> tuple[str, ...]:
     """Names of those that still run after ``wait_s``; they are killed."""
     _, left = psutil.wait_procs(processes, timeout=wait_s)
-    names = tuple(process.name() for process in left)
+    names = []
     for process in left:
-        process.kill()
-    return names
+        with suppress(psutil.NoSuchProcess):  # it has ended a moment ago
+            names.append(process.name())
+    kill(left)
+    return tuple(names)
