@@ -142,8 +142,11 @@ def collapses(runs: Sequence[RunRecord]) -> tuple[Collapse, ...]:
     return tuple(found)
 
 
-def verdict(found: Sequence[Collapse]) -> str:
+def verdict(found: Sequence[Collapse], runs: Sequence[RunRecord] = ()) -> str:
     """One line: which settings collapsed on evidence-free chunks, and the numbers of all."""
+    logged = {name for run in runs for line in run.lines for name in line.metrics}
+    if logged and not any("/gates/" in name for name in logged):
+        return "Evidence-free collapse: not looked for, these runs train no gates."
     if not found:
         return "Evidence-free collapse: no run has recorded evidence-free update accuracy yet."
     fallen = [label(c.setting) for c in found if c.collapsed]

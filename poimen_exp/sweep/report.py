@@ -60,7 +60,7 @@ def make_report(folder: Path, at: At, asked: tuple[str, str] | None, *, partial:
         notes=_notes(sweep, at, until),
         rows=table(runs, sweep.settings, at, until),
         comparisons=tuple(compare(runs, one, two, at, until) for one, two in pairs(sweep, asked)),
-        verdict=verdict(collapses(runs)),
+        verdict=verdict(collapses(runs), runs),
     )
 
 

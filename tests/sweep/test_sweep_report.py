@@ -273,6 +273,15 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         make_report(tmp_path, "last", None, partial=False)
 
 
+def test_no_collapse_is_looked_for_in_runs_without_gates(tmp_path: Path) -> None:
+    _run(tmp_path / "prompts", 1, "0.9", 1, [_line(0, reward=0.2), _line(5, reward=0.4)])
+    report = make_report(tmp_path / "prompts", "last", None, partial=False)
+    assert report.verdict == "Evidence-free collapse: not looked for, these runs train no gates."
+    _run(tmp_path / "gates", 1, "0.9", 1, [_line(0, reward=0.2, exact=0.1)])
+    report = make_report(tmp_path / "gates", "last", None, partial=False)
+    assert report.verdict == "Evidence-free collapse: no run has recorded evidence-free update accuracy yet."
+
+
 def test_a_sweep_over_prompts_has_the_lines_that_it_logs_and_counts_responses() -> None:
     rewards, lengths = t_interval([0.5, 0.5]), t_interval([12.0, 12.0])
     prompts = Row((("alpha", "0.9"),), {REWARD: rewards, "val/response_length/mean": lengths}, (1, 2), {REWARD: 16})
