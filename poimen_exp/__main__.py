@@ -11,7 +11,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from poimen_exp.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, PoimenError, RunFailed
+from poimen_exp.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    PoimenError,
+    RunFailed,
+    path_trouble,
+)
 from poimen_exp.wording import no_progress_bars
 
 
@@ -30,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _say(str(error), error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:
         return _say(hydra_main.explain(error), EXIT_REFUSED)
+    except OSError as error:
+        return _say(path_trouble(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return _say("interrupted", EXIT_INTERRUPTED)
     return EXIT_DONE

@@ -239,7 +239,9 @@ def resumed_config(path: Path, overrides: Sequence[str]) -> DictConfig:
     """
     file = path / "resolved.yaml"
     if not file.is_file():
-        raise Refused(f"{path}: no run lies here; expected a folder with resolved.yaml")
+        one = path / "0"
+        of_several = f"; did you mean {one}? A sweep goes on by the command that began it" if one.is_dir() else ""
+        raise Refused(f"{path}: no run lies here; expected a folder with resolved.yaml{of_several}")
     from poimen_exp.config.compose import override
 
     cfg = OmegaConf.load(file)

@@ -26,3 +26,10 @@ class CorpusError(Refused):
 
 class RunFailed(PoimenError):
     """A run that started and must not go on: too many failed rollouts, skipped steps, a collapse."""
+
+
+def path_trouble(error: OSError) -> str:
+    """What the operating system says of a path that a person named; an error that names none is raised again."""
+    if error.filename is None:
+        raise error
+    return f"{error.filename}: {error.strerror}; expected a path that can be read and written here"

@@ -14,14 +14,22 @@ from poimen_exp.errors import Refused
 
 
 def adapter_folder(run: Path) -> Path:
-    """The adapter of a run folder, of a single run's multirun folder, or the folder itself if it is an adapter."""
+    """The adapter of a run folder, of a single run's multirun folder, or the folder itself if it is an adapter.
+
+    Raises:
+        Refused: no adapter there; a sweep's folder, which holds several runs.
+    """
+    runs = sorted((path for path in run.glob("[0-9]*") if path.name.isdecimal()), key=lambda path: int(path.name))
+    if len(runs) > 1:
+        raise Refused(f"{run}: a folder of several runs; give one of them, for example {runs[0]}")
     candidates = (run, run / "adapter", run / "0" / "adapter")
     for folder in candidates:
         if (folder / CONFIG_NAME).is_file():
             return folder
+    unfinished = next((path for path in (run, run / "0") if (path / "resolved.yaml").is_file()), None)
     raise Refused(
-        f"{run}: no adapter there; looked for {CONFIG_NAME} in {', '.join(str(folder) for folder in candidates)}. "
-        "Did the run finish?"
+        f"{run}: no adapter there; looked for {CONFIG_NAME} in {', '.join(str(folder) for folder in candidates)}"
+        + (f". The run has not finished: poimen resume {unfinished}" if unfinished is not None else "")
     )
 
 

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from poimen_exp.cli import adapter, corpus, data, model, runs
-from poimen_exp.errors import EXIT_INTERRUPTED, PoimenError
+from poimen_exp.errors import EXIT_FAILED, EXIT_INTERRUPTED, PoimenError, path_trouble
 from poimen_exp.wording import no_progress_bars
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -26,6 +26,9 @@ def main() -> None:
     except PoimenError as error:
         print(f"poimen: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"poimen: {path_trouble(error)}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
     except SystemExit as end:  # typer makes one of Ctrl-C
         if end.code == EXIT_INTERRUPTED:
             print("poimen: interrupted", file=sys.stderr)

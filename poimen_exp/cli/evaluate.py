@@ -22,10 +22,12 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure the prompted base beside the adapter, between readers with oracle, fixed and position-only gates."""
+    from poimen_exp.adapters.publish import adapter_folder
+
     is_run = (target / "resolved.yaml").is_file()
     if not is_run:
         _require_model(target)
-    chosen = adapter if adapter is not None else _own_adapter(target, is_run)
+    chosen = _own_adapter(target, is_run) if adapter is None else adapter_folder(adapter)
 
     from poimen_exp.evaluation.evaluate import evaluate as measure
     from poimen_exp.evaluation.table import print_evaluation, save_evaluation

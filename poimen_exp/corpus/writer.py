@@ -37,17 +37,22 @@ def write_corpus(
     the last record, so that a generator may count into it. ``extra`` adds keys to the manifest (source, seed).
 
     Raises:
-        Refused: the folder holds a corpus already and ``overwrite`` is False; a record is not valid.
+        Refused: the folder holds a corpus already and ``overwrite`` is False; a record is not valid; no record.
     """
     folder = Path(folder)
     manifest = folder / "manifest.json"
     if manifest.exists() and not overwrite:
-        raise Refused(f"{manifest}: there is a corpus already; choose another folder, or overwrite it on purpose")
+        raise Refused(
+            f"{manifest}: there is a corpus already; choose another folder, or replace it on purpose (--overwrite)"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / file
     partial = target.with_name(f".{file}.{uuid.uuid4().hex}.partial")
     try:
         sha256, count = _write_rows(partial, records, str(target))
+        if not count:
+            left_out = "".join(f"; dropped: {reason}: {number}" for reason, number in (dropped or {}).items())
+            raise Refused(f"{target}: no row to write: the input has none{left_out}")
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

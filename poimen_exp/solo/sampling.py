@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from poimen_exp.errors import RunFailed
 from poimen_exp.gates.types import Sampling
 
 
@@ -12,9 +13,17 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tupl
     """[N] sampled ids, and [N] log-prob of each at the sampling temperature before top-p and top-k.
 
     Temperature 0 takes the likeliest id and gives its log-prob at temperature 1.
+
+    Raises:
+        RunFailed: logits that are not finite. They make a whole row NaN, of which argmax would give some id.
     """
     scaled = logits.float() / (sampling.temperature or 1.0)
     log_probs = torch.log_softmax(scaled, -1)
+    if log_probs[:, 0].isnan().any():
+        raise RunFailed(
+            "the model's logits are not finite: its weights have diverged. Go back to an older checkpoint, or begin "
+            "anew with a lower rate (actor_rollout_ref.actor.optim.lr)"
+        )
     if sampling.temperature == 0.0:
         token = scaled.argmax(-1)
     else:

@@ -188,7 +188,11 @@ def _start_and_end(run: RunRecord) -> tuple[float, float] | None:
 
 
 def _with_alpha(settings: Sequence[Setting], alpha: str) -> Setting:
-    found = [s for s in settings if float(dict(s)["alpha"]) == float(alpha)]
+    try:
+        wanted = float(alpha)
+    except ValueError:
+        raise Refused(f"--compare: got {alpha!r}, expected two numbers, as --compare 0.9 1.0") from None
+    found = [s for s in settings if float(dict(s)["alpha"]) == wanted]
     if len(found) != 1:
         known = ", ".join(label(s) for s in settings)
         raise Refused(f"--compare: {len(found)} settings have alpha {alpha}, expected one; the sweep has {known}")

@@ -91,6 +91,8 @@ def load_sweep(folder: Path) -> SweepRuns:
     """
     folders = sorted((path for path in _job_folders(folder)), key=lambda path: _number(path.name))
     if not folders:
+        if (folder / "resolved.yaml").is_file():
+            raise Refused(f"{folder}: a single run, expected the folder around it: {folder.absolute().parent}")
         raise Refused(f"{folder}: no run lies here; expected a sweep's folder, multirun/<experiment>/<time>")
     swept = tuple(read_json(folder / "sweep.json")["swept"]) if (folder / "sweep.json").is_file() else ()
     best: dict[tuple[Setting, int], RunRecord] = {}

@@ -22,6 +22,7 @@ from poimen_exp.sweep.compare import (
 from poimen_exp.sweep.figures import interactive, write_png
 from poimen_exp.sweep.records import RunRecord, Setting, SweepRuns, label, load_sweep
 from poimen_exp.sweep.stats import Estimate
+from poimen_exp.sweep.task import ERROR_FILE
 from poimen_exp.tracking.files import write_atomic, write_json
 from poimen_exp.tracking.metric_names import denominator_in
 from poimen_exp.wording import counted
@@ -80,7 +81,7 @@ def write_report(report: Report, out: Path) -> tuple[Path, ...]:
 
 def unfinished(sweep: SweepRuns) -> tuple[str, ...]:
     """A line for each run that has not ended and each slot without a run."""
-    lines = [f"{_name(run)} is at step {run.last_step}" for run in sweep.runs if not run.ended]
+    lines = [_state(run) for run in sweep.runs if not run.ended]
     begun = len(sweep.runs)
     if sweep.expected > begun:
         lines.append(f"{sweep.expected - begun} of {sweep.expected} trials have not begun")
@@ -144,6 +145,13 @@ def _notes(sweep: SweepRuns, at: At, until: int | None) -> tuple[str, ...]:
         scope = "only those are in the tables" if until is None else f"all runs are in the tables, up to step {until}"
         notes.append(f"UNFINISHED SWEEP: {counted}; {scope}. {'; '.join(missing)}.")
     return tuple(notes)
+
+
+def _state(run: RunRecord) -> str:
+    error = run.folder / ERROR_FILE
+    if error.is_file():
+        return f"{_name(run)} failed after step {run.last_step}, see {error}"
+    return f"{_name(run)} is at step {run.last_step}"
 
 
 def _name(run: RunRecord) -> str:

@@ -286,3 +286,15 @@ def test_publishing_a_run_checks_and_probes_its_adapter(adapter: Path, tmp_path:
 def test_a_run_without_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no adapter there"):
         adapter_folder(tmp_path)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/resolved.yaml").touch()
+    with pytest.raises(Refused, match=rf"no adapter there.* The run has not finished: poimen resume {tmp_path}/0$"):
+        adapter_folder(tmp_path)
+
+
+def test_a_sweep_has_no_adapter_of_its_own(adapter: Path, tmp_path: Path) -> None:
+    for number in (10, 2):
+        (tmp_path / f"sweep/{number}").mkdir(parents=True)
+    adapter.rename(tmp_path / "sweep/2/adapter")
+    with pytest.raises(Refused, match=rf"a folder of several runs; give one of them, for example {tmp_path}/sweep/2$"):
+        adapter_folder(tmp_path / "sweep")

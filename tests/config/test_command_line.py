@@ -190,6 +190,20 @@ def test_ctrl_c_in_a_command_of_poimen_is_told(
     assert capsys.readouterr().err == "poimen: interrupted\n"
 
 
+def test_a_path_that_cannot_be_written_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    said = "Not a directory; expected a path that can be read and written here"
+    monkeypatch.setattr(hydra_main, "run", lambda *_: (tmp_path / "file/run").mkdir())
+    assert main([]) == 1
+    assert capsys.readouterr().err == f"poimen_exp: {tmp_path}/file/run: {said}\n"
+    monkeypatch.setattr(cli, "app", lambda: (tmp_path / "file/out").mkdir())
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert capsys.readouterr().err == f"poimen: {tmp_path}/file/out: {said}\n"
+
+
 def test_a_file_of_an_alpha_sweep_makes_a_sweep_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     from hydra._internal.hydra import Hydra
 

@@ -373,3 +373,13 @@ def test_a_path_that_leads_nowhere_is_refused_with_its_line(tmp_path: Path) -> N
     path = write_lines(tmp_path / "own.jsonl", [{"id": "a", "p": "p", "q": "?", "c": ["x"]}, {"id": "b"}])
     with pytest.raises(CorpusError, match=r"own\.jsonl:2: project: got nothing at 'p', expected text"):
         list(mapped.convert(path, mapping).records)
+    with pytest.raises(CorpusError, match=r"own\.jsonl:1: answers: got nothing at 'gold', expected an answer, a list"):
+        list(mapped.convert(path, {**mapping, "answers": "gold"}).records)
+
+
+def test_an_input_without_rows_makes_no_corpus(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "own.jsonl", [])
+    mapping = mapped.parse_map(["trajectory_id=id", "project=p", "question=q", "chunks=c"])
+    with pytest.raises(Refused, match=r"corpus\.jsonl: no row to write: the input has none$"):
+        write_conversion(mapped.convert(path, mapping), tmp_path / "c")
+    assert list((tmp_path / "c").iterdir()) == []

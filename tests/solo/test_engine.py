@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from poimen_exp.errors import RunFailed
 from poimen_exp.gates.types import Generation, Prompt, Sampling
 from poimen_exp.solo import engine as engine_module
 from poimen_exp.solo.decode import Decoder
@@ -336,3 +337,19 @@ def test_top_p_stops_at_the_id_that_reaches_it() -> None:
 def test_top_p_counts_what_top_k_left() -> None:
     # Of the two kept by top-k (2/3, 1/3), the first already reaches 0.6.
     assert frequencies(replace(FREE, temperature=1.0, top_k=2, top_p=0.6)) == [1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("logit", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_diverged_are_told_and_give_no_id(logit: float, temperature: float) -> None:
+    logits = torch.zeros(2, 4)
+    logits[1, 3] = logit
+    with pytest.raises(RunFailed, match="logits are not finite: its weights have diverged"):
+        draw(logits, replace(FREE, temperature=temperature), stream(0, "draw"))
+
+
+def test_an_id_that_cannot_be_drawn_has_no_part_in_that() -> None:
+    logits = torch.zeros(1, 3)
+    logits[0, 0] = -torch.inf
+    token, _ = draw(logits, replace(FREE, temperature=0.0), stream(0, "draw"))
+    assert token.tolist() == [1]

@@ -130,6 +130,11 @@ def test_base_and_adapter_stand_beside_the_four_readers_that_frame_them(
     assert base == 1.0 > tuned
 
 
+def test_an_adapter_that_is_not_there_is_refused(corpus: Path) -> None:
+    with pytest.raises(Refused, match="/nope: no adapter there"):
+        evaluate(corpus, "--adapter", "/nope")
+
+
 def test_fixed_gates_have_the_accuracies_they_must_have(framed: Any) -> None:
     of = {reader["reader"]: reader["overall"] for reader in framed["readers"]}
     assert list(of) == [name for name in READERS if name != "adapter"]

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from poimen_exp.app import resumed_config
 from poimen_exp.cli import app
 from poimen_exp.errors import Refused
 from poimen_exp.sweep import records
 from poimen_exp.sweep.compare import Collapse, Row, verdict
 from poimen_exp.sweep.figures import curves_of, mean_of
 from poimen_exp.sweep.records import load_sweep
-from poimen_exp.sweep.report import as_markdown, make_report, table_cells, write_report
+from poimen_exp.sweep.report import as_markdown, make_report, table_cells, unfinished, write_report
 from poimen_exp.sweep.stats import paired_difference, t_interval
 
 FREE = "gates/update_accuracy/evidence_free"
@@ -271,6 +272,24 @@ def test_a_run_that_ends_while_it_is_read_is_not_taken_for_whole(
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no run lies here; expected a sweep's folder"):
         make_report(tmp_path, "last", None, partial=False)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/resolved.yaml").touch()
+    with pytest.raises(Refused, match=f"a single run, expected the folder around it: {tmp_path}$"):
+        make_report(tmp_path / "0", "last", None, partial=False)
+    with pytest.raises(Refused, match=rf"no run lies here; .* did you mean {tmp_path}/0\? A sweep goes on by"):
+        resumed_config(tmp_path, [])
+
+
+def test_a_trial_that_failed_is_not_said_to_go_on(tmp_path: Path) -> None:
+    _run(tmp_path / "sweep", 1, "0.9", 1, [_line(5, reward=0.4)], status=None)
+    (tmp_path / "sweep/1/error.txt").touch()
+    [line] = unfinished(load_sweep(tmp_path / "sweep"))
+    assert line == f"alpha 0.9, seed 1 failed after step 5, see {tmp_path}/sweep/1/error.txt"
+
+
+def test_alphas_to_compare_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="--compare: got 'a', expected two numbers"):
+        make_report(_sweep(tmp_path), "last", ("a", "0.9"), partial=False)
 
 
 def test_no_collapse_is_looked_for_in_runs_without_gates(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ FIELDS = {
     "trajectory_id": "id of the row (required)",
     "project": "key of the split (required)",
     "question": "the question (required)",
-    "answers": "an answer or a list of them; null where left out",
+    "answers": "an answer, a list of them, or null; left out: no row has one",
     "chunks": "list of chunks, in order (this or units)",
     "chunk_text": "text inside a chunk; a chunk that is a string needs none",
     "chunk_evidence": "true, false or null inside a chunk (with chunks)",
@@ -57,7 +57,7 @@ def convert(path: Path, mapping: Mapping[str, str]) -> Conversion:
 def _records(path: Path, mapping: Mapping[str, str]) -> Iterator[Record]:
     for where, row in read_json_lines(path):
         head = {name: _text(where, row, name, mapping[name]) for name in ("trajectory_id", "project", "question")}
-        base = {"type": "trajectory", **head, "answers": _answers(row, mapping)}
+        base = {"type": "trajectory", **head, "answers": _answers(where, row, mapping)}
         stop = _at(row, mapping["exit_index"]) if "exit_index" in mapping else None
         if stop is not None and stop is not _ABSENT:
             base["exit_index"] = stop
@@ -98,9 +98,13 @@ def _list(where: str, row: Any, name: str, mapping: Mapping[str, str]) -> list[A
     return value
 
 
-def _answers(row: Any, mapping: Mapping[str, str]) -> list[str] | None:
+def _answers(where: str, row: Any, mapping: Mapping[str, str]) -> list[str] | None:
     value = _at(row, mapping["answers"]) if "answers" in mapping else None
-    if value is None or value is _ABSENT or value == []:
+    if value is _ABSENT:
+        raise CorpusError(
+            f"{where}: answers: got nothing at {mapping['answers']!r}, expected an answer, a list or null"
+        )
+    if value is None or value == []:
         return None
     return [str(item) for item in value] if isinstance(value, list) else [str(value)]
 
