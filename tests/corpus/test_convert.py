@@ -375,6 +375,10 @@ def test_a_path_that_leads_nowhere_is_refused_with_its_line(tmp_path: Path) -> N
         list(mapped.convert(path, mapping).records)
     with pytest.raises(CorpusError, match=r"own\.jsonl:1: answers: got nothing at 'gold', expected an answer, a list"):
         list(mapped.convert(path, {**mapping, "answers": "gold"}).records)
+    with pytest.raises(
+        CorpusError, match=r"own\.jsonl:1: exit_index: got nothing at 'stop', expected an index or null"
+    ):
+        list(mapped.convert(path, {**mapping, "exit_index": "stop"}).records)
 
 
 def test_an_input_without_rows_makes_no_corpus(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ FIELDS = {
     "chunks": "list of chunks, in order (this or units)",
     "chunk_text": "text inside a chunk; a chunk that is a string needs none",
     "chunk_evidence": "true, false or null inside a chunk (with chunks)",
-    "exit_index": "index of the chunk to stop at",
+    "exit_index": "index of the chunk to stop at, or null",
     "units": "list of pieces of a document that is cut at load time (this or chunks)",
     "unit_text": "text inside a unit; a unit that is a string needs none",
     "unit_header": "header inside a unit",
@@ -59,7 +59,11 @@ def _records(path: Path, mapping: Mapping[str, str]) -> Iterator[Record]:
         head = {name: _text(where, row, name, mapping[name]) for name in ("trajectory_id", "project", "question")}
         base = {"type": "trajectory", **head, "answers": _answers(where, row, mapping)}
         stop = _at(row, mapping["exit_index"]) if "exit_index" in mapping else None
-        if stop is not None and stop is not _ABSENT:
+        if stop is _ABSENT:
+            raise CorpusError(
+                f"{where}: exit_index: got nothing at {mapping['exit_index']!r}, expected an index or null"
+            )
+        if stop is not None:
             base["exit_index"] = stop
         if "chunks" in mapping:
             yield base | {"chunks": [_chunk(where, item, mapping) for item in _list(where, row, "chunks", mapping)]}
