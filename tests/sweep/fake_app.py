@@ -48,7 +48,7 @@ def task(config: DictConfig) -> float | None:
 
 def act(config: DictConfig) -> None:
     """Waits for other sweeps, or fails, hangs or dies at the alpha that the environment names."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while sweeps_at_work() < int(os.environ.get("FAKE_SWEEPS", "0")) and time.monotonic() < deadline:
         time.sleep(0.02)
     if os.environ.get("FAKE_HANG") == repr(config.alpha):

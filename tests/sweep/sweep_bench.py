@@ -57,8 +57,8 @@ class Started:
 
     def wait(self) -> int:
         """Its exit code."""
-        self.process.join(60)
-        assert self.process.exitcode is not None, f"still running after 60 s: {self.text}"
+        self.process.join(180)
+        assert self.process.exitcode is not None, f"still running after 180 s: {self.text}"
         return int(self.process.exitcode)
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ def preload() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
     """Returns when the condition holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -27,7 +27,7 @@ def test_two_sweeps_on_one_database_share_the_trials_and_run_none_twice(bench: B
     assert _states(url)["COMPLETE"] == 8
     assert len(bench.sweeps()) == 2
     used = [Path(folder).parent for folder, *_ in bench.log("run")]
-    assert len(set(used)) == 2, "the second came half a minute late"
+    assert len(set(used)) == 2, "the second came two minutes late"
 
 
 def test_a_journal_file_stores_the_trials_and_a_second_sweep_in_it_is_another_study(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 BLOCK, HEADER = 32768, 7
 FULL, FIRST, LAST = 1, 2, 4
-WAIT_S = 20
+WAIT_S = 60
 
 
 def wandb_files(run: Path) -> list[Path]:
