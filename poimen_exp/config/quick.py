@@ -1,8 +1,8 @@
 """OmegaConf with its three slow parts made fast: the same results, in a third of the time or less (pinned: 2.3.1).
 
 It parses the text of an interpolation each time it is followed, and YAML in Python where libyaml could do it; and it
-makes a tree of a file that it made one of a moment ago (a start composes twice, a sweep once more for each trial),
-which takes three times as long as copying that one.
+makes a tree of a file that it made one of a moment ago (a sweep composes once more for each trial), which takes three
+times as long as copying that one.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _notes(sweep: SweepRuns, at: At, until: int | None) -> tuple[str, ...]:
 def _state(run: RunRecord) -> str:
     error = run.folder / ERROR_FILE
     if error.is_file():
-        return f"{_name(run)} failed after step {run.last_step}, see {error}"
+        return f"{label(run.setting)}, seed {run.seed} failed after step {run.last_step}, see {error}"
     return f"{_name(run)} is at step {run.last_step}"
 
 

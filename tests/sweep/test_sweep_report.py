@@ -280,8 +280,9 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
         resumed_config(tmp_path, [])
 
 
-def test_a_trial_that_failed_is_not_said_to_go_on(tmp_path: Path) -> None:
-    _run(tmp_path / "sweep", 1, "0.9", 1, [_line(5, reward=0.4)], status=None)
+@pytest.mark.parametrize("status", [None, "failed"])
+def test_a_trial_that_failed_is_not_said_to_go_on(tmp_path: Path, status: str | None) -> None:
+    _run(tmp_path / "sweep", 1, "0.9", 1, [_line(5, reward=0.4)], status=status)
     (tmp_path / "sweep/1/error.txt").touch()
     [line] = unfinished(load_sweep(tmp_path / "sweep"))
     assert line == f"alpha 0.9, seed 1 failed after step 5, see {tmp_path}/sweep/1/error.txt"
